@@ -62,7 +62,12 @@ def main() -> None:
             return
         if not options.only_cost:
             _lines(planted.MISTAKES, planted.SOURCES, Path(folder))
-        _cost(Path(folder), options.width, options.tokens)
+        scaled = f"q @ k.transpose(-2, -1) * {options.width} ** -0.5"
+        for what, new in (
+            ("a mistake in the forward", "q @ k.transpose(-2, -1)"),
+            ("another way to compute the same", f"q * {options.width} ** -0.5 @ k.transpose(-2, -1)"),
+        ):
+            print(f"{what}: {_cost(Path(folder), options.width, options.tokens, scaled, new)}")
 
 
 def _lines(mistakes: Sequence[Mistake], sources: Mapping[str, Source], folder: Path) -> None:
@@ -87,9 +92,9 @@ def _is_named(mistake: Mistake, sources: Mapping[str, Source], folder: Path) -> 
     return found
 
 
-def _cost(folder: Path, width: int, tokens: int) -> None:
+def _cost(folder: Path, width: int, tokens: int, old: str, new: str) -> str:
     text = _SCALED.format(width=width)
-    wrong, _ = changed_lines(text, f" * {width} ** -0.5", "")
+    wrong, _ = changed_lines(text, old, new)
     theirs, ours = build(folder, "cost_reference", text).Block(), build(folder, "cost_candidate", wrong).Block()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, tokens, width, requires_grad=True)
@@ -106,7 +111,7 @@ def _cost(folder: Path, width: int, tokens: int) -> None:
         small.append(_seconds(lambda: tt.zoom(theirs, ours, x[:1, :2])))
     median = [sorted(each)[len(each) // 2] for each in (own, zooms, small)]
     ratio = (median[1] - median[2]) / median[0]
-    print(f"both modules {median[0]:.3f} s, zoom {median[1]:.3f} s, of which constant {median[2]:.3f} s: {ratio:.2f}x")
+    return f"both modules {median[0]:.3f} s, zoom {median[1]:.3f} s, of which constant {median[2]:.3f} s: {ratio:.2f}x"
 
 
 def _seconds(work: object) -> float:
