@@ -196,11 +196,18 @@ class Recorder:
         gradients = self._gradients.pop((slot.module, slot.path), [])
         only = gradients[0] if len(gradients) == 1 else None
         placement = self._place(tensor, slot, step)
-        if placement is not None or (device_reader := self._framework.device_reader(tensor)) is None:
+        if (device_reader := self._reader_of(tensor, placement)) is None:
             self._record_gradient_here(tensor, slot, step, only, placement)
         else:
             row = only[1] if isinstance(only, tuple) and only[0] is self._pending else None
-            self._record_there(device_reader, slot, step, tensor, repeats=row)
+            self._record_there(device_reader, slot, step, tensor, repeats=row, placement=placement)
+
+    def _reader_of(self, tensor: Any, placement: Placement | None) -> DeviceReader | None:
+        """Return what reads a tensor on its device; None if it must be read on the host."""
+        device_reader = self._framework.device_reader(tensor)
+        if device_reader is None or placement is None or device_reader.can_place(tensor, placement):
+            return device_reader
+        return None
 
     def _record_gradient_here(
         self, tensor: Any, slot: RecordSlot, step: int, gradient: Any, placement: Placement | None = None
@@ -297,8 +304,8 @@ class Recorder:
             slot = self.slots.find(
                 slot.micro, slot.phase, slot.site, slot.call, slot.kind, slot.path, slot.keep, module
             )
-        if placement is None and (device_reader := self._framework.device_reader(tensor)) is not None:
-            self._record_there(device_reader, slot, step, tensor)
+        if (device_reader := self._reader_of(tensor, placement)) is not None:
+            self._record_there(device_reader, slot, step, tensor, placement=placement)
         else:
             self._record_here(tensor, slot, step, placement)
 
@@ -364,6 +371,7 @@ class Recorder:
         tensor: Any,
         trial: ReadSlot | None = None,
         repeats: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """Record a tensor on its device. `trial` is the slot of one that is also read again later.
 
@@ -377,10 +385,14 @@ class Recorder:
         keep = slot.keep
         if slot.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
+        placed = None
+        if placement is not None:
+            placed = self._writer.number_of(placement)
+            token = None if token is None else (placed, token)
         before = pending.known.get(token)
         if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
             device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
-        ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat)
+        ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat, placement)
         if trial is not None and token is not None:
             device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)))
         location, newly = None, False
@@ -392,7 +404,7 @@ class Recorder:
                     _name_in_file(slot), dtype, shape, parts, step=step, ring=keep == "ring"
                 )
         pending.append(
-            (*self.slots.claim(slot, step).key(step), self._seq, slot.site.cls, dtype), shape, ticket, before
+            (*self.slots.claim(slot, step).key(step), self._seq, slot.site.cls, dtype), shape, ticket, before, placed
         )
         if location is not None:
             pending.keep(location, borrowed=not newly)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from tensortap.core.host_copies import DeviceBytes
+from tensortap.core.placement import Placement
 
 __all__ = [
     "CollectedSummaries",
@@ -83,12 +84,18 @@ class DeviceReader(Protocol):
     def hold_tokens(self) -> TokenHold:
         """Return a new, empty hold."""
 
-    def submit(self, tensor: Any, known: Any = None, flat: bool | None = None) -> Any:
+    def submit(
+        self, tensor: Any, known: Any = None, flat: bool | None = None, placement: Placement | None = None
+    ) -> Any:
         """Summarise a tensor, which may be changed or freed right after, and return a ticket.
 
         `known` is the ticket of an earlier sighting with the same token. A few elements are compared first then, and
-        the rest is only read if they differ. `flat` is the flatness from `describe`; None if it was not called.
+        the rest is only read if they differ. `flat` is the flatness from `describe`; None if it was not called. With a
+        placement, digest and sketch are made at the positions in the whole.
         """
+
+    def can_place(self, tensor: Any, placement: Placement) -> bool:
+        """Return whether `submit` takes this placement of the tensor."""
 
     def defer(self, tensor: Any, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
         """Call `read` later with an alias of the tensor, so that several reads share one launch.

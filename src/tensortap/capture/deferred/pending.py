@@ -40,6 +40,8 @@ class PendingRows:
         """The values that are known at once, as `_KNOWN_FIELDS` names them."""
         self._shapes: list[tuple[int, ...]] = []  # separate: the collector keeps track of a tuple that holds another
         self.tickets: list[Any] = []
+        self._placements: list[int | None] = []
+        """Numbers of placements."""
         self._before: list[int | None] = []
         """The row of an earlier sighting with the same token."""
         self._locations: dict[int, Location] = {}
@@ -61,12 +63,21 @@ class PendingRows:
     def location(self, row: int | None) -> Location | None:
         return self._locations.get(row) if row is not None else None
 
-    def append(self, row: tuple[Any, ...], shape: tuple[int, ...], ticket: Any, before: int | None) -> None:
-        """Add a tensor: its key, seq, cls and dtype in a row. `before` is the row of its earlier sighting, if any."""
+    def append(
+        self,
+        row: tuple[Any, ...],
+        shape: tuple[int, ...],
+        ticket: Any,
+        before: int | None,
+        placement: int | None = None,
+    ) -> None:
+        """Add a tensor: its key, seq, cls and dtype in a row. `before` is the row of its earlier sighting, if any.
+        `placement` is the number of its placement."""
         self._rows.append(row)
         self._shapes.append(shape)
         self.tickets.append(ticket)
         self._before.append(before)
+        self._placements.append(placement)
 
     def keep(self, location: Location, borrowed: bool) -> None:
         """Set where the newest row's bytes are. Borrowed bytes are those of its earlier sighting."""
@@ -113,6 +124,8 @@ class PendingRows:
         columns: dict[str, Any] = dict(found)
         columns |= zip(_KNOWN_FIELDS, zip(*self._rows, strict=True), strict=True)
         columns["shape"] = self._shapes
+        if any(placement is not None for placement in self._placements):
+            columns["placement"] = self._placements
         tensors: list[int] = []
         for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
             if row in missed:
@@ -132,6 +145,7 @@ class PendingRows:
     def _equal_rows(self, digests: Any, missed: Collection[int]) -> Iterator[int]:
         for row, other in self._repeats.items():
             same_kind = self._shapes[row] == self._shapes[other] and self._rows[row][-1] == self._rows[other][-1]
+            same_kind = same_kind and self._placements[row] == self._placements[other]
             if same_kind and digests[row] == digests[other] and other not in missed:
                 yield row
 

@@ -17,6 +17,7 @@ import torch
 
 from tensortap.core.dtypes import edge_of
 from tensortap.core.host_copies import DeviceBytes
+from tensortap.core.placement import Placement
 from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import NAMES, dense
@@ -84,7 +85,9 @@ class OpsReader:
         tensor: torch.Tensor,
         known: OpsTicket | None = None,
         flat: bool | None = None,
+        placement: Placement | None = None,
     ) -> OpsTicket:
+        assert placement is None, "`can_place` comes first"
         tensor = tensor.detach()
         tensor = dense(tensor)
         if tensor.is_complex():
@@ -93,6 +96,10 @@ class OpsReader:
         ticket = OpsTicket(self._step, elements.numel(), known)
         self._step.rows.append(_result(elements))
         return ticket
+
+    def can_place(self, tensor: torch.Tensor, placement: Placement) -> bool:
+        """Return False: a part of a whole is copied to the host."""
+        return False
 
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         """Do nothing: no read is deferred."""

@@ -1,7 +1,7 @@
 // The path for numbers that float32 holds exactly: float32 sums of a few rows about a value near the thread's own elements,
 // accumulated in float64.
 
-#if FAST
+#if QUICK
 // Values of a row that all threads of a warp share: the hash of their line of the digest, `turn`, which maps groups to slots,
 // and the part of the sign's hash that does not depend on the thread.
 struct RowFacts {
@@ -11,6 +11,9 @@ struct RowFacts {
 // For the four batches from `batch` on, one row for each lane; `scale` is the unit of `turn`.
 __device__ __forceinline__ void prepare(RowFacts *facts, const Rows &rows, u32 batch, u32 slot, u32 scale) {
     u32 lane = threadIdx.x & 31, row = first_row(rows, batch + lane / BATCH) + lane % BATCH;
+#if PLACED
+    row += rows.base;
+#endif
     u32 turn = mix(row ^ ROW_SEED) & (SLOTS - 1);
     u32 seed = (row / 4 * SLOTS) ^ SIGN_SEED;
     if (row >> 27) seed ^= mix(row >> 27);  // the high word of the hashed number

@@ -9,15 +9,17 @@ since a launch starts and ends slowly. `Gpu.finish` adds up the partial results 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tensortap.kernels.cuda.driver import Kernel, Parameter, clear
 from tensortap.kernels.cuda.layout import MOST_DIMS, Layout
+from tensortap.kernels.cuda.parts import Part, Runs
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import BLOCKS_EACH, FINISH, FINISHERS, MOST_FINISHED, Device, Variant, compiled
 from tensortap.kernels.summary.reference import ROW
 
-__all__ = ["MOST_TOGETHER", "PARTIAL_BYTES", "BatchRead", "Gpu", "PieceCounters", "ReadPlan", "Share"]
+__all__ = ["MOST_TOGETHER", "PARTIAL_BYTES", "BatchRead", "Gpu", "PartPlan", "PieceCounters", "ReadPlan", "Share"]
 
 Share = tuple[int, int, int]
 """The division of a tensor: number of pieces, each with a partial result; batches of rows of each half of a piece;
@@ -33,9 +35,13 @@ _PIECE = 16
 """Batches in a piece of a tensor of medium size. Each piece costs time to add up its result; larger pieces cost time at
 the end of a launch, waiting for the last one."""
 _MOST_PIECES = 800
+_MOST_IN_PARTS = 8192
+"""Maximum number of pieces of a part of a whole, over all of its boxes."""
 _LARGE = 1 << 26
 """A tensor with this many elements is read in larger parts, as tensors of a batch are."""
 _MOST_SIZES = 4096
+_RUNS = 3
+"""Layout of a part of a whole that consists of runs."""
 _WORKS = struct.Struct("<QII2Q")
 _TURNS_OFFSET = 16
 _WORK = "5Q4I"
@@ -43,6 +49,7 @@ _WORK_BYTES = struct.calcsize(f"<{_WORK}")
 _WORK_LISTS = ["<" + count * _WORK for count in range(MOST_TOGETHER + 1)]
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q")
+_PART = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q{MOST_DIMS}Q4Q")
 _PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
@@ -114,6 +121,55 @@ class ReadPlan:
         turns.end()
 
 
+class PartPlan:
+    """The launches for local tensors of one kind that are parts of a whole: one for each box."""
+
+    __slots__ = ("_reads", "pieces")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        part: Part,
+        most_blocks: int,
+        *,
+        weights: int,
+        turns: PieceCounters,
+        stream: int,
+    ) -> None:
+        self._reads: list[tuple[Callable[[], None], Any, PieceCounters, int]] = []
+        self.pieces = 0
+        for box in part.boxes or (None,):
+            elements = part.elements if box is None else box.rows * ROW
+            pieces = min(_pieces(elements, most_blocks), _MOST_IN_PARTS // max(1, len(part.boxes)))
+            parameter = Parameter(_WORKS.size + _WORK_BYTES + _PART.size)
+            _WORKS.pack_into(parameter.memory, 0, weights, 1, pieces, 0, 0)
+            work = 0, 0, 0, 0, elements, *_shared_out(elements, pieces), 0
+            struct.pack_into(f"<{_WORK}", parameter.memory, _WORKS.size, *work)
+            after = _WORKS.size + _WORK_BYTES
+            if box is None:
+                struct.pack_into("<II", parameter.memory, after, part.base, 0)
+            else:
+                _PART.pack_into(parameter.memory, after, *_runs_as_struct(box), part.stored)
+            launch = kernel.prepared(min(pieces + 1, most_blocks), parameter, stream)
+            self._reads.append((launch, parameter.memory, turns, self.pieces * PARTIAL_BYTES))
+            self.pieces += pieces
+
+    def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
+        """Read a tensor once, like `ReadPlan.read`. All launches probe the same elements of it."""
+        probe, expected = result + _PROBE_OFFSET, known + _PROBE_OFFSET if known else 0
+        for launch, memory, turns, before in self._reads:
+            where = address, partials + before, probe, expected
+            _ADDRESSES.pack_into(memory, _TURNS_OFFSET, *turns.begin(), *where)
+            launch()
+            turns.end()
+
+
+def _runs_as_struct(box: Runs) -> tuple[int, ...]:
+    padding = (0,) * (MOST_DIMS - len(box.sizes))
+    columns = [number for column in (box.sizes, box.strides, box.steps) for number in (*column, *padding)]
+    return len(box.sizes), box.rows_each, *columns, box.offset, box.position, box.length
+
+
 class BatchRead:
     """The launch that reads several contiguous tensors of one dtype at once, on one stream."""
 
@@ -181,6 +237,12 @@ class Gpu:
         """Return the plan for tensors of this dtype, size and layout."""
         kernel = self._kernel(Variant(dtype, layout.code, elements >= _LARGE and self._has_large_shared_memory))
         return ReadPlan(kernel, elements, layout, self._most_blocks, weights=weights, turns=turns, stream=stream)
+
+    def plan_part(self, dtype: str, part: Part, *, weights: int, turns: PieceCounters, stream: int) -> PartPlan:
+        """Return the plan for tensors of this dtype that are such a part of a whole."""
+        large = part.elements >= _LARGE and self._has_large_shared_memory
+        variant = Variant(dtype, 0, large, placed=True) if part.base >= 0 else Variant(dtype, _RUNS)
+        return PartPlan(self._kernel(variant), part, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
     def together(self, dtype: str, *, weights: int, turns: PieceCounters, stream: int) -> BatchRead:
         """Return the launch for batches of contiguous tensors."""

@@ -1,6 +1,7 @@
 // Macros that a kernel is compiled with, at run time: ELEMENT (a code below), LAYOUT (0 contiguous, 1 whole groups at strides,
-// 2 single elements at strides), THREADS (in a block), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch;
-// more than one only if contiguous), and PART and RING (see `ring.cuh`).
+// 2 single elements at strides, 3 runs of a part of a whole), PLACED (whether a contiguous part begins at another row of a
+// whole), THREADS (in a block), BLOCKS_EACH (at a time on one processor), MOST (tensors in one launch; more than one only if
+// contiguous), and PART and RING (see `ring.cuh`).
 
 #define BF16 0
 #define F16 1
@@ -26,8 +27,9 @@
 #else
 #define BYTES 1
 #endif
-// Elements that float32 holds exactly can take the fast path.
+// Elements that float32 holds exactly can take the fast path, where whole rows are in memory.
 #define FAST (BYTES < 4 || ELEMENT == F32)
+#define QUICK (FAST && LAYOUT < 3)
 #define PACKED ((ELEMENT == BF16 || ELEMENT == F16) && LAYOUT < 2 && __CUDA_ARCH__ >= 900)
 
 #define SLOTS 128

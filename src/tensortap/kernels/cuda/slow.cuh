@@ -24,16 +24,32 @@ __device__ __forceinline__ void move(Sums &s, double count) {
 
 // Adds one row, which the end of the tensor may truncate.
 __device__ __forceinline__ void add_slowly(const Work &work, const u32 *weights, u32 slot, u32 row, double *sketch, Sums &s) {
-    u32 w[WORDS], group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
+    u32 w[WORDS];
+#if LAYOUT == 3
+    Window window = window_of(work, row);
+    row = window.row;
+    u32 present = load_part(work, window, slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1)), w);
+    if (!present) return;
+#else
+    u32 here = row;
+#if PLACED
+    row += work.base;
+#endif
+    u32 group = slot ^ (mix(row ^ ROW_SEED) & (SLOTS - 1));
     int elements = 8;
-    if ((u64(row) + 1) * ROW <= work.elements) load(work, row, group, w);
-    else elements = load_cut(work, row, group, w);
+    if ((u64(here) + 1) * ROW <= work.elements) load(work, here, group, w);
+    else elements = load_cut(work, here, group, w);
     if (!elements) return;
+#endif
     s.digest += weigh(w, weights, slot) * line_hash(u64(row) * BYTES + (WORDS * slot) / 256);
     u32 signs = sign_bits(row, slot);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
+#if LAYOUT == 3
+        if (!(present >> j & 1)) continue;
+#else
         if (j >= elements) continue;
+#endif
         double x = value(w, j);
         if (x != x) { ++s.nan; continue; }
         if (at_edge(x)) {  // or infinite: counts as 1 of its sign in the sketch

@@ -15,10 +15,15 @@
 // Hash of a few scattered elements: shows whether a tensor has changed since it was last read.
 __device__ __forceinline__ u32 probe_of(const Work &work) {
     u32 lane = threadIdx.x & 31;
-    u64 step = work.elements / 32;
+#if LAYOUT == 3
+    u64 elements = work.count;
+#else
+    u64 elements = work.elements;
+#endif
+    u64 step = elements / 32;
     u64 index = step ? lane * step + u64(lane) * 0x9E3779B1u % step : lane;  // not all of the same channel
     u32 bits = 0;
-    if (index < work.elements) {
+    if (index < elements) {
 #if LAYOUT == 2
         i64 at = place(work, index);
 #elif LAYOUT == 1
@@ -67,7 +72,7 @@ __device__ __forceinline__ void leave(const Sums &s, float (*buckets)[9], Partia
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(const __grid_constant__ Works works) {
     __shared__ __align__(16) u32 weights[256];
     __shared__ float buckets[THREADS][9];  // 9: no two threads of a warp in one bank
-#if FAST
+#if QUICK
     __shared__ __align__(16) RowFacts facts[WARPS][STAGE];
 #endif
     __shared__ Turns turns;
@@ -135,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_EACH) summarize(con
 #endif
         if (!done || rows.cut) {
             Sums careful = s;  // a copy, so that the original needs no address and stays in registers
-#if FAST
+#if QUICK
             if (!done) done = go_fast(work, weights, facts[warp], slot, rows, careful);
 #endif
             if (!done || rows.cut) go_slowly(work, weights, slot, rows, !done, careful);

@@ -10,7 +10,18 @@ struct Work {
     u32 pieces;           // number of pieces
     u32 each, left;       // batches of rows of half a piece, and number of halves with one more
     u32 first;            // number of its first piece among all pieces of the launch
-#if LAYOUT
+#if PLACED
+    u32 base, unused;     // the row of the whole that its first row is, a multiple of 4
+#endif
+#if LAYOUT == 3
+    u32 dims, rows_each;      // `elements` counts those of rows: so many for each run
+    u32 sizes[MOST_DIMS];     // of runs, innermost first
+    i64 strides[MOST_DIMS];   // in elements: from one run to the next in memory,
+    u64 steps[MOST_DIMS];     // and in the whole
+    u64 offset, position;     // of the first run, in memory and in the whole
+    u64 length;               // of each run
+    u64 count;                // elements in memory, from `data` on
+#elif LAYOUT
     u32 dims, spare;
     u32 sizes[MOST_DIMS];     // innermost first; of groups (LAYOUT 1) or elements (LAYOUT 2)
     i64 strides[MOST_DIMS];   // in elements
@@ -25,7 +36,7 @@ struct Works {
     Work list[MOST];
 };
 
-#if LAYOUT
+#if LAYOUT == 1 || LAYOUT == 2
 __device__ __forceinline__ i64 place(const Work &work, u64 index) {
     i64 offset = 0;
     for (u32 d = 0; d + 1 < work.dims; ++d) {
@@ -48,6 +59,69 @@ __device__ __forceinline__ const u8 *address(const Work &work, u32 row, u32 grou
 }
 #endif
 
+#if LAYOUT == 3
+// A row of the whole, and the positions in it that a run has: `begin` to `end`.
+struct Window {
+    u32 row, begin, end;
+    i64 at;  // where the first position of the row would be in memory, in elements
+};
+
+__device__ __forceinline__ Window window_of(const Work &work, u32 number) {
+    u32 run = number / work.rows_each, within = number - run * work.rows_each;
+    u64 at = work.offset, position = work.position;
+    for (u32 d = 0; d < work.dims; ++d) {
+        u32 next = d + 1 < work.dims ? run / work.sizes[d] : 0, index = run - next * work.sizes[d];
+        at += index * work.strides[d];
+        position += index * work.steps[d];
+        run = next;
+    }
+    Window window;
+    window.row = u32(position / ROW) + within;
+    u64 first = u64(window.row) * ROW, end = position + work.length;
+    window.begin = position > first ? u32(position - first) : 0;
+    window.end = end >= first + ROW ? ROW : end > first ? u32(end - first) : 0;
+    window.at = i64(at) + i64(first) - i64(position);
+    return window;
+}
+
+// The words of the elements of a group that a run has, padded with zeros. Returns a bit for each of them.
+__device__ __forceinline__ u32 load_part(const Work &work, const Window &window, u32 group, u32 *w) {
+    u32 first = 8 * group, present = 0;
+    if (first >= window.end || first + 8 <= window.begin) return 0;
+    const u8 *at = (const u8 *)work.data + (window.at + first) * BYTES;
+    if (window.begin <= first && first + 8 <= window.end && u64(at) % (BYTES == 1 ? 8 : 16) == 0) {
+#if BYTES == 1
+        uint2 v = __ldg((const uint2 *)at);
+        w[0] = v.x, w[1] = v.y;
+#else
+#pragma unroll
+        for (int k = 0; k < WORDS; k += 4) {
+            uint4 v = read((const uint4 *)at + k / 4);
+            w[k] = v.x, w[k + 1] = v.y, w[k + 2] = v.z, w[k + 3] = v.w;
+        }
+#endif
+        return 0xFF;
+    }
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) w[k] = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        if (first + j < window.begin || first + j >= window.end) continue;
+        present |= 1u << j;
+#if BYTES == 1
+        w[j >> 2] |= u32(at[j]) << (8 * (j & 3));
+#elif BYTES == 2
+        w[j >> 1] |= u32(((const u16 *)at)[j]) << (16 * (j & 1));
+#elif BYTES == 4
+        w[j] = ((const u32 *)at)[j];
+#else
+        w[2 * j] = ((const u32 *)at)[2 * j];
+        w[2 * j + 1] = ((const u32 *)at)[2 * j + 1];
+#endif
+    }
+    return present;
+}
+#else
 // The words of a whole group.
 __device__ __forceinline__ void load(const Work &work, u32 row, u32 group, u32 *w) {
 #if LAYOUT == 2
@@ -113,6 +187,8 @@ __device__ __noinline__ int load_cut(const Work &work, u32 row, u32 group, u32 *
     return count;
 }
 
+#endif
+
 // The words of the first element, padded with zeros.
 __device__ __forceinline__ void load_first(const Work &work, u32 *w) {
 #pragma unroll
@@ -161,6 +237,9 @@ struct Rows {
     u32 batches;
     u32 rest, first;    // whole rows that do not fill a batch, and the first of them
     bool cut;           // whether a truncated row follows
+#if PLACED
+    u32 base;           // as in `Work`
+#endif
 };
 
 __device__ __forceinline__ Rows rows_of_half(const Work &work, u32 piece) {
@@ -173,6 +252,9 @@ __device__ __forceinline__ Rows rows_of_half(const Work &work, u32 piece) {
     rows.first = full * BATCH;
     rows.rest = last ? whole - rows.first : 0;
     rows.cut = last && work.elements % ROW;
+#if PLACED
+    rows.base = work.base;
+#endif
     return rows;
 }
 

@@ -76,6 +76,8 @@ class Variant(NamedTuple):
     large: bool = False
     most: int = 1
     """Maximum number of tensors in a launch."""
+    placed: bool = False
+    """Whether a contiguous tensor begins at another row of a whole."""
 
     @property
     def name(self) -> str:
@@ -114,6 +116,7 @@ def options(variant: Variant) -> dict[str, int]:
         "ELEMENT": _ELEMENTS[variant.dtype],
         "THREADS": _THREADS,
         "LAYOUT": variant.layout,
+        "PLACED": int(variant.placed),
         "MOST": variant.most,
         "BLOCKS_EACH": BLOCKS_EACH,
         "PART": rows,

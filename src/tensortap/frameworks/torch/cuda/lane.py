@@ -19,8 +19,9 @@ from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, BatchRead, Gpu, PieceCounters, ReadPlan
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, BatchRead, Gpu, PartPlan, PieceCounters, ReadPlan
 from tensortap.kernels.cuda.layout import Layout
+from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
 
@@ -82,7 +83,7 @@ class Lane:
         self._used = 0
         self._pending: list[int] = []
         """Partial results to be summed, as `Gpu.finish` takes them."""
-        self._plans: dict[tuple[torch.dtype, int, Layout], ReadPlan] = {}
+        self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[torch.dtype, BatchRead] = {}
         self._waiting: dict[int, _WaitingTensor] = {}
         """Deferred tensors, by the number of their results."""
@@ -107,11 +108,14 @@ class Lane:
         self,
         tensor: torch.Tensor,
         address: int,
-        layout: Layout,
+        layout: Layout | Part,
         known: CudaTicket | None,
         later: DeferralBound | None,
     ) -> CudaTicket:
-        """Summarise a tensor, and return its ticket. With `later`, it is an alias whose read may be deferred."""
+        """Summarise a tensor, and return its ticket. With `later`, it is an alias whose read may be deferred.
+
+        The layout of a tensor that is part of a whole is its `Part`.
+        """
         # This runs for every tensor, on the thread that launches the step, hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == SLOTS:
@@ -189,9 +193,9 @@ class Lane:
         return _WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound)
 
     def _read(
-        self, tensor: torch.Tensor, address: int, layout: Layout, known: CudaTicket | None, batch: Batch
+        self, tensor: torch.Tensor, address: int, layout: Layout | Part, known: CudaTicket | None, batch: Batch
     ) -> CudaTicket:
-        elements = tensor.numel()
+        elements = layout.elements if type(layout) is Part else tensor.numel()
         kind = tensor.dtype, elements, layout
         plan = self._plans.get(kind) or self._new_plan(*kind)
         if self._used + plan.pieces > self._most or len(self._pending) == 4 * MOST_FINISHED:
@@ -283,12 +287,15 @@ class Lane:
         self.send()
         self._current = 0
 
-    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout) -> ReadPlan:
+    def _new_plan(self, dtype: torch.dtype, elements: int, layout: Layout | Part) -> ReadPlan | PartPlan:
         if len(self._plans) == _MOST_PLANS:  # tensor sizes keep changing
             self._plans.clear()
-        plan = self._gpu.plan(
-            NAMES[dtype], elements, layout, weights=self._weights_at, turns=self._turns, stream=self._stream
-        )
+        memory: Any = {"weights": self._weights_at, "turns": self._turns, "stream": self._stream}
+        plan: ReadPlan | PartPlan
+        if isinstance(layout, Part):
+            plan = self._gpu.plan_part(NAMES[dtype], layout, **memory)
+        else:
+            plan = self._gpu.plan(NAMES[dtype], elements, layout, **memory)
         self._plans[dtype, elements, layout] = plan
         return plan
 

@@ -16,6 +16,7 @@ import torch
 
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.interrupts import raise_interrupt
+from tensortap.core.placement import Placement
 from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial, TensorDescription
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
@@ -25,6 +26,7 @@ from tensortap.frameworks.torch.memory import StorageHold, describe, is_still
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
 from tensortap.kernels.cuda.gpu import Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
+from tensortap.kernels.cuda.parts import Part, part_of
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.cuda.variants import Device
 from tensortap.kernels.summary.reference import digest_weights
@@ -71,17 +73,23 @@ class CudaReader:
         tensor: torch.Tensor,
         known: CudaTicket | None = None,
         flat: bool | None = None,
+        placement: Placement | None = None,
     ) -> CudaTicket:
-        if self._reading is not None and self._deferred is not None:  # deferred tensors are flat
+        if self._reading is not None and self._deferred is not None:  # deferred tensors are flat, and have no placement
             return self._deferred.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._reading)
         if flat is None:
             flat = is_plain_flat(tensor)
         if not flat:
             tensor = dense(tensor)
         if (index := tensor.get_device()) == torch._C._cuda_getDevice():
-            return self._submit(tensor, flat, index, known)
+            return self._submit(tensor, flat, index, known, placement)
         with torch.cuda.device(index):  # kernels are launched in the current context
-            return self._submit(tensor, flat, index, known)
+            return self._submit(tensor, flat, index, known, placement)
+
+    def can_place(self, tensor: torch.Tensor, placement: Placement) -> bool:
+        tensor = dense(tensor)
+        shape = tuple(tensor.shape[at] for at in placement.order) if placement.order else tuple(tensor.shape)
+        return part_of(placement, shape, 1 + tensor.is_complex()) is not None
 
     def defer(self, tensor: torch.Tensor, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
         if torch.cuda.is_current_stream_capturing():
@@ -116,13 +124,18 @@ class CudaReader:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
                 lane.submit_trial(tensor, tensor.data_ptr(), trial)
 
-    def _submit(self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None) -> CudaTicket:
+    def _submit(
+        self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, placement: Placement | None
+    ) -> CudaTicket:
         with self.lock:
             if (phase := torch._C._current_graph_task_id()) != self._phase:
                 self._begin(phase)
             stream = torch._C._cuda_getCurrentRawStream(index)
             lane = self._lanes.get((index, stream)) or self._new_lane(index, stream)
-            if flat:
+            layout: Layout | Part
+            if placement is not None:
+                tensor, address, layout = _placed(tensor, placement)
+            elif flat:
                 address, layout = tensor.data_ptr(), FLAT
             else:
                 tensor, address, layout = _readable(tensor)
@@ -254,6 +267,24 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
         starts[batch] = size
         size += batch.size
     return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
+
+
+def _placed(tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, int, Layout | Part]:
+    """Return a part of a whole, contiguous and in the whole's order of dimensions, its address and its layout."""
+    if placement.order:
+        tensor = tensor.permute(placement.order)
+    shape, components = tuple(tensor.shape), 1 + tensor.is_complex()
+    if components > 1:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg().contiguous()
+    if tensor.data_ptr() % 16:
+        tensor = tensor.clone()
+    part = part_of(placement, shape, components)
+    assert part is not None, "`can_place` comes first"
+    if not part.elements:
+        tensor = tensor.new_empty(0)
+    in_place = part.base == 0 and part.elements == part.stored  # positions in the whole are those in memory
+    return tensor, tensor.data_ptr(), FLAT if in_place or not part.elements else part
 
 
 def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int, Layout]:
