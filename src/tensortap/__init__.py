@@ -12,6 +12,7 @@ from typing import Any as _Any
 from tensortap.capture import capture
 from tensortap.compare import compare
 from tensortap.core import presentation as _presentation
+from tensortap.core import zooming as _zooming
 from tensortap.errors import TensortapError
 from tensortap.health import health
 from tensortap.isolate import check, noise
@@ -87,6 +88,15 @@ def _load_reports() -> _presentation.Reports:
 
 
 _presentation.connect(_load_reports)
+
+
+def _load_zooms() -> _zooming.Zooms:
+    from tensortap.zoom import verdict
+
+    return verdict
+
+
+_zooming.connect(_load_zooms)
 
 
 def __getattr__(name: str) -> _Any:

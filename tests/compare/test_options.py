@@ -17,7 +17,7 @@ from tensortap.compare.options import ComparisonOptions, option_info, options_ta
 from tensortap.errors import UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare-options.md"
-ONLY_COMPARE = ("until_first",)  # report and view show all pairs
+ONLY_COMPARE = ("until_first", "zoom")  # report and view show all pairs, and run no model
 
 
 def verb(name: str) -> Any:

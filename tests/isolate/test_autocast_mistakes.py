@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 import tensortap as tt
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 
 Plant = Callable[["Model"], None]
 
@@ -80,7 +80,7 @@ def train(model: Model, watch: Callable[[Any], Any], autocast: bool, clip: float
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("autocast") / "reference"
     model = built()
-    train(model, lambda o: tt.capture(model, path, kinds=KINDS, keep="tensors", optimizer=o), autocast=False)
+    train(model, lambda o: tt.capture(model, path, kinds=MODULE_KINDS, keep="tensors", optimizer=o), autocast=False)
     return path
 
 
@@ -168,7 +168,7 @@ def test_a_parameter_that_is_no_longer_tied(reference: Path) -> None:
 def test_gradients_clipped_to_another_norm(reference: Path, tmp_path: Path, clip: float, verdict: str) -> None:
     """A check of modules does not compare what the optimizer gets: two runs do."""
     model, path = built(), tmp_path / "run"
-    train(model, lambda o: tt.capture(model, path, kinds=KINDS, optimizer=o), autocast=True, clip=clip, steps=1)
+    train(model, lambda o: tt.capture(model, path, kinds=MODULE_KINDS, optimizer=o), autocast=True, clip=clip, steps=1)
     result = tt.compare(reference, path, steps=(0, 0))
     assert result.verdict == verdict, result.sentence
     assert verdict == "match" or result.births[0].key.kind == "step_grad", result.sentence

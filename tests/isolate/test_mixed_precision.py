@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tensortap as tt
-from tensortap.core.records import KINDS as ALL_KINDS
+from tensortap.core.records import MODULE_KINDS as ALL_KINDS
 from tensortap.core.records import Comparison
 
 KINDS = tuple(kind for kind in ALL_KINDS if kind != "step_grad")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import tensortap as tt
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 
 from .clean import EQUIVALENT, IN_BF16, SUMS, Clean
 from .patches import Apply, both
@@ -22,7 +22,7 @@ from .zoo import MISTAKES, Mistake
 # They round to bfloat16, as everything does here.
 _NO_MISTAKES = ("softmax-in-bf16", "one-layer-in-bf16", "router-in-bf16", "weight-gradient-in-bf16")
 IN_SHORT = [mistake for mistake in MISTAKES if mistake.name not in _NO_MISTAKES]
-_KINDS = tuple(kind for kind in KINDS if kind != "step_grad")  # the tap is not given the optimizer
+_KINDS = tuple(kind for kind in MODULE_KINDS if kind != "step_grad")  # the tap is not given the optimizer
 OTHER_ROUNDING = sums_in_two(1 / 2)
 # In short dtypes a softmax makes ties of nearly equal numbers: experts chosen before and after it really differ.
 CLEAN_IN_SHORT = [pair for pair in (*SUMS, *EQUIVALENT) if pair.name != "experts-softmax-last"]

@@ -28,7 +28,9 @@ from tensortap.cli.pairing import (
     Truth,
     UntilFirst,
     Workers,
+    Zoom,
     parse_options,
+    parse_zoom,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def compare(
     atol: Atol = None,
     noise: Noise = None,
     truth: Truth = None,
+    zoom: Zoom = None,
     until_first: UntilFirst = False,
     workers: Workers = None,
     engine: Engine = None,
@@ -83,6 +86,7 @@ def compare(
       tensortap compare runs/a runs/b --step 3:4 --kind output --module "layers.*"
       tensortap compare runs/a runs/b --device cuda           whole tensors on the GPU
       tensortap compare runs/a runs/b --engine ray --address auto
+      tensortap compare runs/a runs/b --zoom train.py:build,port.py:build     down to the line
       tensortap compare runs/a runs/b --html report.html --junit out.xml --json - | jq .first
     """
     import tensortap
@@ -94,7 +98,7 @@ def compare(
     chosen = parse_options(
         rename, map_file, step, rank, module, kind, rtol, atol, noise, truth, workers, engine, address, device
     )
-    chosen |= {"until_first": until_first, "details": details_for(outputs)}
+    chosen |= {"until_first": until_first, "details": details_for(outputs), "zoom": parse_zoom(zoom)}
     function: Callable[..., Comparison] = tensortap.compare
     with screen.comparing(not quiet) as progress:
         result = function(reference, candidate, **chosen, progress=progress)

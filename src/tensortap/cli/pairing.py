@@ -29,10 +29,12 @@ __all__ = [
     "Truth",
     "UntilFirst",
     "Workers",
+    "Zoom",
     "options_for_one_run",
     "parse_options",
     "parse_steps",
     "parse_tolerance",
+    "parse_zoom",
 ]
 
 _MOST_STEPS = 1_000_000
@@ -62,11 +64,24 @@ Rtol = Annotated[float | None, _flag("rtol")]
 Atol = Annotated[float | None, _flag("atol")]
 Noise = Annotated[list[str] | None, _flag("noise")]
 Truth = Annotated[str | None, _flag("truth")]
+Zoom = Annotated[str | None, _flag("zoom")]
 UntilFirst = Annotated[bool, _flag("until_first")]
 Workers = Annotated[int | None, _flag("workers")]
 Engine = Annotated[str | None, _flag("engine")]
 Address = Annotated[str | None, _flag("address")]
 Device = Annotated[str, _flag("device")]
+
+
+def parse_zoom(text: str | None) -> tuple[str, str] | None:
+    """Return what builds the two models. Raise UsageError if there are not two."""
+    from tensortap.errors import UsageError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise UsageError(f"--zoom {text}: give two, like --zoom ref.py:build,cand.py:build")
+    return parts[0], parts[1]
 
 
 def parse_options(

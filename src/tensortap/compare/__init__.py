@@ -37,6 +37,7 @@ def compare(
     atol: float | None = None,
     noise: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run] | None = None,
     truth: str | os.PathLike[str] | Run | None = None,
+    zoom: tuple[Any, Any] | None = None,
     until_first: bool = False,
     workers: int | None = None,
     engine: str | None = None,
@@ -59,6 +60,9 @@ def compare(
         large as this noise are allowed.
     truth: a run of the reference's model in float32 or float64, on the same batch. The verdict then says which side is
         further from it, and names modules that round more than the reference's; see docs/truth.md.
+    zoom: the reference's and the candidate's model, each a model or "file.py:function" that builds one. If the runs
+        diverge in a module whose inputs the reference kept, both modules run on them, operator by operator. The
+        sentence then ends with the line where they part, and `Comparison.zoom` has the operators; see docs/zoom.md.
     until_first: stop measuring at the first birth.
     workers: number of processes that measure; None chooses.
     engine: where whole tensors are measured: "serial" (this process), "processes", "ray" or "dask"; None chooses. The
@@ -94,6 +98,7 @@ def compare(
             atol=atol,
             noise=noise_sources(noise),
             truth=truth,
+            zoom=zoom,
             until_first=until_first,
             workers=workers,
             engine=engine,

@@ -42,6 +42,7 @@ from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
 from tensortap.core.records import KINDS, Comparison, display_name
 from tensortap.core.spelling import close_names
+from tensortap.core.zooming import zooms
 from tensortap.errors import UsageError
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.rules_file import read_rules
@@ -74,6 +75,8 @@ def open_comparison(
     kinds = (options.kinds,) if isinstance(options.kinds, str) else options.kinds or ()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"kinds: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+    if options.zoom is not None:
+        zooms().check_models(options.zoom)
     renames = Renames.of(options.rename)
     rules = None if options.mapping is None else read_rules(options.mapping)
     engine = engine_of(options, opened)
@@ -143,7 +146,9 @@ def open_comparison(
     sources = (reference_source, candidate_source, *options.noise, options.truth)
     in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)
     comparison = replace(comparison, options=None if in_memory else options.as_arguments(pairing_only=True))
-    if not in_memory:
+    if options.zoom is not None:
+        comparison = zooms().zoom_comparison(comparison, *apart, options.zoom)
+    elif not in_memory:
         comparison = replace(comparison, notes=[*comparison.notes, *zoom_hint(comparison, reference)])
     if options.details and len(comparison):
         chosen = choose_pairs(judgement.born, pairs.error, judgement.tolerance, options.details)

@@ -91,6 +91,11 @@ class ComparisonOptions:
         *("--truth", "RUN"),
         pairing=True,
     )
+    zoom: tuple[Any, Any] | None = _option(
+        None,
+        "Zoom into the module that is named: what builds the reference's model, and the candidate's.",
+        *("--zoom", "FILE.py:FUNC,FILE.py:FUNC"),
+    )
     until_first: bool = _option(False, "Stop measuring at the first divergence.", "--until-first")
     workers: int | None = _option(None, "Processes that measure.  [default: by the machine]", "--workers", "N")
     engine: str | None = _option(
@@ -207,6 +212,8 @@ def _as_texts(name: str, value: Any) -> Iterator[str | bool | None]:
     elif name == "steps":
         pairs = value.items() if isinstance(value, Mapping) else ((step, step) for step in value)
         yield ",".join(f"{ours}:{theirs}" if ours != theirs else f"{ours}" for ours, theirs in pairs)
+    elif name == "zoom":
+        yield ",".join(value) if all(isinstance(each, str) for each in value) else None
     elif isinstance(value, Mapping):  # rules in memory, or ranks that are paired with others
         yield None
     elif isinstance(value, (str, os.PathLike)) or not isinstance(value, Collection):

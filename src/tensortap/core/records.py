@@ -406,6 +406,8 @@ class Comparison:
     """How names and layouts were mapped; None if both sides have the same ones."""
     isolated: bool = False
     """Whether every module ran on the reference's own inputs, so that each birth is independent of the others."""
+    zoom: Any = None
+    """The result of zooming into the module of `first`, if `zoom=` asked for it; a `tensortap.zoom.result.Zoom`."""
     unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
 

@@ -39,6 +39,7 @@ def check(
     optimizer: Any = None,
     compiled: str = "boundary",
     on_error: str = "raise",
+    zoom: Any = None,
 ) -> Check:
     """Compare a model with a reference while it runs. After the block, `result` is as from `tensortap.compare`.
 
@@ -54,6 +55,9 @@ def check(
     rtol, atol: one tolerance for all records.
     optimizer: the optimizer whose steps are counted; without it, call `check.step()` after each step but the last.
     compiled, on_error: as in `tensortap.capture`.
+    zoom: the reference's model, or "file.py:function" that builds it; True if `truth` is that model. If a module is
+        wrong, it runs again beside the reference's, operator by operator, and the sentence ends with the line where
+        they part.
 
     The reference is a run captured with keep="tensors" and at least the kinds input and output. With grad_input, too, a
     wrong backward is attributed to exactly one module. Parameters are not modified, and no hook remains. Inside the
@@ -78,6 +82,7 @@ def check(
         atol=atol,
         compiled=compiled,
         on_error=on_error,
+        zoom=zoom,
     )
     return Check(model, reference, options, optimizer)
 

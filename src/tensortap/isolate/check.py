@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,10 @@ from tensortap.compare.align.alignment import Renames
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.measure.noise import check_noise
 from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.say.zoom_hint import zoom_hint
 from tensortap.compare.sources import Source, open_source
 from tensortap.core.records import Comparison, Key
+from tensortap.core.zooming import zooms
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
 from tensortap.frameworks.capabilities import ValueWriting
@@ -52,6 +54,7 @@ class CheckOptions:
     compiled: str = "boundary"
     on_error: str = "raise"
     truth: Any = None
+    zoom: Any = None
     seed: int | None = None
     """Seed of the random perturbation of all recorded inputs and gradients; None perturbs nothing."""
     epsilons: int = 1
@@ -65,6 +68,13 @@ class CheckOptions:
         for name, given in (("rtol", self.rtol), ("atol", self.atol)):
             if given is not None and not given >= 0:
                 raise UsageError(f"{name} must be 0 or more, not {given}")
+        if self.zoom is True and (self.truth is None or isinstance(self.truth, str)):
+            raise UsageError("zoom=True needs the reference's model: pass it as zoom=, or as truth=")
+
+    @property
+    def zoom_reference(self) -> Any:
+        """The reference's model, or what builds it; None without `zoom`."""
+        return self.truth if self.zoom is True else self.zoom or None
 
 
 class Check(Observer):
@@ -78,6 +88,8 @@ class Check(Observer):
         self._comparator: Comparator | None = None
         model = network_of(model)
         framework = framework_of(model)
+        if options.zoom_reference is not None:
+            zooms().check_models((options.zoom_reference, model))
         renames = Renames.of(options.rename)
         with ExitStack() as files:
             run = open_source(reference, files)
@@ -225,6 +237,17 @@ class Check(Observer):
                 asked,
                 self._truth,
             )
+            self._result = self._zoomed(self._result)
+
+    def _zoomed(self, result: Comparison) -> Comparison:
+        """Zoom into the module that is wrong, or say how."""
+        run, reference = self._reference.run, self._options.zoom_reference
+        if reference is None:
+            hint = [] if run.in_memory else zoom_hint(result, run, "")
+            return replace(result, notes=[*result.notes, *hint])
+        module = None if result.first is None else result.first.module
+        own = next((site.name for site in self._tree.sites if self._reference.rename(site.name) == module), None)
+        return zooms().zoom_comparison(result, run, None, (reference, self._model), own)
 
     def _note_settings(self, comparator: Comparator) -> None:
         """Note attributes and ties of the model, as a capture does."""

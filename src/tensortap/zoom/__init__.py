@@ -8,6 +8,7 @@ rows.py       all operators of both sides, aligned
 result.py     Zoom: sentence, finding, rows
 wording.py    the sentence
 runs.py       zoom_runs: modules and inputs from two runs
+verdict.py    zoom_comparison: the module that a comparison names
 """
 
 from __future__ import annotations

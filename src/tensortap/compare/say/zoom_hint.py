@@ -8,8 +8,11 @@ from tensortap.store import Run
 __all__ = ["zoom_hint"]
 
 
-def zoom_hint(comparison: Comparison, reference: Run) -> list[str]:
-    """Return a note with the command, or nothing if it would not run."""
+def zoom_hint(comparison: Comparison, reference: Run, candidate: str | None = None) -> list[str]:
+    """Return a note with the command, or nothing if it would not run.
+
+    candidate: the candidate's run in the command, if it is not the one that was compared; empty for none.
+    """
     first = comparison.first
     if first is None or comparison.verdict != "diverged" or first.key.phase not in ("forward", "backward"):
         return []
@@ -18,8 +21,9 @@ def zoom_hint(comparison: Comparison, reference: Run) -> list[str]:
     kept = reference.records(rank=first.rank, module={first.module}, step=first.key.step, kind="input")
     if not any(record.location is not None for record in kept):
         return []
+    sides = " ".join(filter(None, (comparison.reference, comparison.candidate if candidate is None else candidate)))
     renamed = f" --candidate-module '{display_name(first.counterpart)}'" if first.counterpart else ""
     return [
-        f"to find the line: tensortap zoom {comparison.reference} {comparison.candidate} "
-        f"--module '{display_name(first.module)}'{renamed} --model FILE.py:FUNC --candidate-model FILE.py:FUNC"
+        f"to find the line: tensortap zoom {sides} --module '{display_name(first.module)}'{renamed} "
+        "--model FILE.py:FUNC --candidate-model FILE.py:FUNC"
     ]

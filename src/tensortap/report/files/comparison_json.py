@@ -39,6 +39,7 @@
                 change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"
     isolated    whether every module got the reference's own inputs, so that each birth is independent
+    zoom        null, or what `zoom=` found in the module of `first`: verdict, sentence, line, reference_line, operators
     rows        every pair in execution order, one per line, with all columns of the table
 
 JSON has neither NaN nor infinities: such a number is null, and so is one that was not measured. The counts
@@ -103,6 +104,7 @@ def head_object(comparison: Comparison) -> dict[str, Any]:
         "mapping": None if comparison.mapping is None else comparison.mapping.as_dict(),
         "info": dict(comparison.info),
         "isolated": comparison.isolated,
+        "zoom": None if comparison.zoom is None else comparison.zoom.as_dict(),
     }
 
 

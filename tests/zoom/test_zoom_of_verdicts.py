@@ -1,0 +1,120 @@
+"""`compare(zoom=...)`, `compare --zoom` and `check(zoom=...)`: the verdict goes on to the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+from zoom.planted import ATTENTION, build
+
+import tensortap as tt
+from tensortap.cli import app
+from tensortap.errors import UsageError
+
+BUILD = """
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(16, 16), Block(), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.last(self.block(self.first(x)))
+
+def make():
+    torch.manual_seed(0)
+    return Model()
+"""
+RIGHT = ATTENTION + BUILD
+WRONG = RIGHT.replace("softmax(-1)", "softmax(-2)")
+LINE = WRONG[: WRONG.index("softmax(-2)")].count("\n") + 1
+
+
+def record(model: Any, path: Path, **options: Any) -> Path:
+    kinds = ("input", "output", "grad_output", "param_grad", "param")
+    with tt.capture(model, path, **{"keep": "tensors", "kinds": kinds, **options}):
+        model(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+    return path
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Any, Any]:
+    return build(tmp_path, "reference", RIGHT), build(tmp_path, "candidate", WRONG)
+
+
+def test_compare_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = (module.make() for module in sides)
+    runs = record(reference, tmp_path / "a"), record(candidate, tmp_path / "b", keep="summary")
+    result = tt.compare(*runs, zoom=(reference, candidate))
+    assert result.verdict == "diverged" and result.first.module == "block"
+    assert result.zoom is not None and result.zoom.line.line == LINE
+    assert f"Zoomed in: In {Path(sides[1].__file__).name}:{LINE}" in str(result)
+    assert not any("to find the line" in note for note in result.notes)
+    saved = json.loads(result.save(tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert saved["zoom"]["line"]["line"] == LINE
+
+
+def test_the_command_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = sides
+    runs = record(reference.make(), tmp_path / "a"), record(candidate.make(), tmp_path / "b", keep="summary")
+    given = f"{reference.__file__}:make,{candidate.__file__}:make"
+    done = CliRunner().invoke(app, ["compare", *map(str, runs), "--zoom", given])
+    assert done.exit_code == 1 and f":{LINE}" in done.output.replace("\n", "")
+    wrong = CliRunner().invoke(app, ["compare", *map(str, runs), "--zoom", "one.py:make"])
+    assert wrong.exit_code != 0
+
+
+def test_a_match_says_why_there_is_no_line(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, _ = sides
+    runs = record(reference.make(), tmp_path / "a"), record(reference.make(), tmp_path / "b")
+    result = tt.compare(*runs, zoom=(reference.make(), reference.make()))
+    assert result.zoom is None and "not zoomed in: nothing diverged" in result.notes
+
+
+def test_without_inputs_the_comparison_is_not_lost(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = (module.make() for module in sides)
+    runs = (record(model, tmp_path / name, keep="summary") for model, name in ((reference, "a"), (candidate, "b")))
+    result = tt.compare(*runs, zoom=(reference, candidate))
+    assert result.verdict == "diverged" and result.zoom is None
+    assert any(note.startswith("not zoomed in: ") for note in result.notes)
+
+
+def test_check_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = (module.make() for module in sides)
+    run = record(reference, tmp_path / "a")
+    before = [parameter.clone() for parameter in candidate.parameters()]
+    with tt.check(candidate, run, zoom=reference) as check:
+        candidate(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+    assert check.result.verdict == "diverged" and check.result.zoom.line.line == LINE
+    assert "Zoomed in: In " in str(check.result)
+    assert all(torch.equal(one, two) for one, two in zip(before, candidate.parameters(), strict=True))
+
+
+def test_check_takes_the_model_of_the_truth(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = (module.make() for module in sides)
+    run = record(reference, tmp_path / "a")
+    with tt.check(candidate, run, truth=reference, zoom=True) as check:
+        candidate(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+    assert check.result.zoom.line.line == LINE
+    with pytest.raises(UsageError, match="zoom=True needs the reference's model"):
+        tt.check(candidate, run, zoom=True)
+
+
+def test_check_names_the_command(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    reference, candidate = (module.make() for module in sides)
+    run = record(reference, tmp_path / "a")
+    with tt.check(candidate, run) as check:
+        candidate(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+    assert any(
+        note.startswith(f"to find the line: tensortap zoom {run} --module 'block'") for note in check.result.notes
+    )
+
+
+@pytest.mark.parametrize("models", ["ref.py:make", ("one",), (1, 2), ("gone.py:make", "gone.py:make")])
+def test_other_models_are_refused_before_anything_is_compared(models: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        tt.compare(tmp_path / "a", tmp_path / "b", zoom=models)
