@@ -1,4 +1,4 @@
-"""What families of models are made of: data, losses, and builders for models with tiny configurations."""
+"""What families of models are made of: losses, and builders for models with tiny configurations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
-WORDS, LENGTH, ROWS, CLASSES = 96, 12, 4, 5
+from .data import CLASSES, WORDS, Batch, classified, language, padded_left, pictures, unpadded
+
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
 WINDOW = 7  # every query sees a token: what attention makes of none at all differs by implementation
 
-Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -33,54 +33,6 @@ class Family:
     micros: int = 1
     dropout: bool = False
     """Whether it draws random numbers in its forward."""
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def language(random: torch.Generator, *, pad: int = 0) -> Batch:
-    """Tokens, their mask, and labels that leave the padding out."""
-    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
-    mask = (torch.arange(LENGTH) < torch.tensor([LENGTH, 9, LENGTH, 6])[:, None]).long()
-    return {
-        "input_ids": tokens.masked_fill(mask == 0, pad),
-        "attention_mask": mask,
-        "labels": tokens.masked_fill(mask == 0, -100),
-    }
-
-
-def unpadded(random: torch.Generator) -> Batch:
-    """Tokens without a mask."""
-    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
-    """Tokens, their mask, and a class for each row."""
-    batch = language(random, pad=pad)
-    return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
-
-
-def pictures(random: torch.Generator, *, rows: int = ROWS, size: int = 32) -> Batch:
-    """Images and their classes."""
-    return {
-        "pixel_values": torch.randn(rows, 3, size, size, generator=random),
-        "labels": torch.randint(CLASSES, (rows,), generator=random),
-    }
-
-
-def speech(random: torch.Generator) -> Batch:
-    return {
-        "input_features": torch.randn(ROWS, 8, 24, generator=random),
-        "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
-    }
-
-
-def captioned(random: torch.Generator) -> Batch:
-    batch = language(random)
-    del batch["labels"]
-    batch["input_ids"][:, 5] = WORDS - 1  # the token whose state stands for the sentence
-    return batch | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -150,6 +102,104 @@ def seeing(kind: str, **options: Any) -> Callable[[str], nn.Module]:
     return hf(kind, "AutoModelForImageClassification", num_labels=CLASSES, **options)
 
 
+def patched(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A vision transformer whose configuration has the usual names."""
+    usual = {
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    return seeing(kind, **(usual | options))
+
+
+def gpt(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A decoder whose configuration has GPT-2's names."""
+    usual = {
+        "vocab_size": WORDS,
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": 32,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "use_cache": False,
+    }
+    return hf(kind, **(usual | options))
+
+
+def sequences(kind: str, head: str = "AutoModelForSeq2SeqLM", **options: Any) -> Callable[[str], nn.Module]:
+    """An encoder and a decoder whose configuration has BART's names."""
+    usual = {
+        "vocab_size": WORDS,
+        "d_model": WIDTH,
+        "encoder_layers": LAYERS,
+        "decoder_layers": LAYERS,
+        "encoder_attention_heads": HEADS,
+        "decoder_attention_heads": HEADS,
+        "encoder_ffn_dim": INNER,
+        "decoder_ffn_dim": INNER,
+        "max_position_embeddings": 32,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+        "use_cache": False,
+    }
+    return hf(kind, head, **(usual | options))
+
+
+def t5(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    """An encoder and a decoder whose configuration has T5's names."""
+    usual = {
+        "vocab_size": WORDS,
+        "d_model": WIDTH,
+        "d_kv": 8,
+        "d_ff": INNER,
+        "num_layers": LAYERS,
+        "num_heads": HEADS,
+        "dropout_rate": 0.0,
+        "use_cache": False,
+        "decoder_start_token_id": 0,
+    }
+    return hf(kind, "AutoModelForSeq2SeqLM", **(usual | options))
+
+
+def hearing(kind: str, **options: Any) -> Callable[[str], nn.Module]:
+    """A classifier of sound whose configuration has wav2vec 2.0's names."""
+    usual = {
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "conv_dim": (16, 16),
+        "conv_kernel": (10, 3),
+        "conv_stride": (5, 2),
+        "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 8,
+        "num_conv_pos_embedding_groups": 4,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "feat_proj_dropout": 0.0,
+        "final_dropout": 0.0,
+        "layerdrop": 0.0,
+        "mask_time_prob": 0.0,
+        "apply_spec_augment": False,
+        "classifier_proj_size": 16,
+        "num_labels": CLASSES,
+    }
+    return hf(kind, "AutoModelForAudioClassification", **(usual | options))
+
+
 def _torchvision(name: str, attention: str, **options: Any) -> nn.Module:
     _prepare_torchvision()
     from torchvision import models
@@ -215,6 +265,7 @@ def efficientnet(attention: str) -> nn.Module:
 
 
 TEXT = functools.partial(Family, batch=language, loss=own_loss)
+LEFT = functools.partial(Family, batch=padded_left, loss=own_loss)
 UNPADDED = functools.partial(Family, batch=unpadded, loss=own_loss)
 CLASSIFIED = functools.partial(Family, batch=classified, loss=own_loss)
 IMAGES = functools.partial(Family, batch=pictures, loss=own_loss)

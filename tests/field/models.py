@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from .blind_models import BLIND
 from .building import (
     CLASSIFIED,
     HEADS,
@@ -19,23 +20,28 @@ from .building import (
     WIDTH,
     WINDOW,
     WITH_ROUTER,
-    WORDS,
-    Batch,
     Family,
     Loss,
-    captioned,
-    classified,
     decoder,
     efficientnet,
     encoder,
     fused_or_not,
+    gpt,
     hf,
     outer_loss,
     own_loss,
-    pictures,
+    patched,
     seeing,
-    speech,
+    t5,
     tv,
+)
+from .data import (
+    WORDS,
+    Batch,
+    captioned,
+    classified,
+    pictures,
+    speech,
 )
 from .newer_models import NEWER
 
@@ -43,39 +49,9 @@ __all__ = ["FAMILIES", "Batch", "Family", "Loss"]
 
 FAMILIES: dict[str, Family] = {
     "llama": TEXT(decoder("llama", num_key_value_heads=2), micros=2),
-    "gpt2": TEXT(
-        hf(
-            "gpt2",
-            vocab_size=WORDS,
-            n_embd=WIDTH,
-            n_layer=LAYERS,
-            n_head=HEADS,
-            n_positions=32,
-            attn_pdrop=0.0,
-            embd_pdrop=0.1,
-            resid_pdrop=0.1,
-            use_cache=False,
-        ),
-        dropout=True,
-    ),
+    "gpt2": TEXT(gpt("gpt2", embd_pdrop=0.1, resid_pdrop=0.1), dropout=True),
     "bert": CLASSIFIED(encoder("bert", hidden_dropout_prob=0.1), dropout=True),
-    "t5": TEXT(
-        hf(
-            "t5",
-            "AutoModelForSeq2SeqLM",
-            vocab_size=WORDS,
-            d_model=WIDTH,
-            d_kv=8,
-            d_ff=INNER,
-            num_layers=LAYERS,
-            num_heads=HEADS,
-            dropout_rate=0.0,
-            use_cache=False,
-            decoder_start_token_id=0,
-        ),
-        attention=False,
-        micros=2,
-    ),
+    "t5": TEXT(t5("t5"), attention=False, micros=2),
     "mistral": TEXT(decoder("mistral", num_key_value_heads=2, sliding_window=WINDOW)),
     "qwen2": TEXT(decoder("qwen2", num_key_value_heads=2, tie_word_embeddings=True)),
     "mixtral": TEXT(
@@ -108,19 +84,7 @@ FAMILIES: dict[str, Family] = {
         ),
         attention=False,
     ),
-    "vit": IMAGES(
-        seeing(
-            "vit",
-            hidden_size=WIDTH,
-            intermediate_size=INNER,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            image_size=32,
-            patch_size=8,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    ),
+    "vit": IMAGES(patched("vit")),
     "whisper": Family(
         hf(
             "whisper",
@@ -252,4 +216,5 @@ FAMILIES: dict[str, Family] = {
         outer_loss,
         held_out=True,
     ),
-} | NEWER
+}
+FAMILIES |= NEWER | BLIND

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from .building import (
-    CLASSES,
     CLASSIFIED,
     HEADS,
     IMAGES,
     INNER,
     LAYERS,
     PLAIN,
-    ROWS,
     TEXT,
     WIDTH,
     WINDOW,
     WITH_ROUTER,
-    WORDS,
-    Batch,
     Family,
-    classified,
     decoder,
     encoder,
+    gpt,
+    hearing,
     hf,
     own_loss,
+    patched,
     seeing,
+    sequences,
 )
-
-
-def recordings(random: torch.Generator) -> Batch:
-    """Sound, and its class."""
-    return {
-        "input_values": torch.randn(ROWS, 200, generator=random),
-        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
-    }
-
+from .data import (
+    CLASSES,
+    WORDS,
+    classified,
+    recordings,
+)
 
 NEWER: dict[str, Family] = {
     "stablelm": TEXT(
@@ -98,43 +92,8 @@ NEWER: dict[str, Family] = {
         loss=WITH_ROUTER,
         attention=False,
     ),
-    "gptj": TEXT(
-        hf(
-            "gptj",
-            vocab_size=WORDS,
-            n_embd=WIDTH,
-            n_layer=LAYERS,
-            n_head=HEADS,
-            n_positions=32,
-            rotary_dim=4,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-            resid_pdrop=0.0,
-            use_cache=False,
-        ),
-        attention=False,
-    ),
-    "bart": TEXT(
-        hf(
-            "bart",
-            "AutoModelForSeq2SeqLM",
-            vocab_size=WORDS,
-            d_model=WIDTH,
-            encoder_layers=LAYERS,
-            decoder_layers=LAYERS,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=INNER,
-            decoder_ffn_dim=INNER,
-            max_position_embeddings=32,
-            dropout=0.0,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            decoder_start_token_id=2,
-            use_cache=False,
-        )
-    ),
+    "gptj": TEXT(gpt("gptj", rotary_dim=4), attention=False),
+    "bart": TEXT(sequences("bart", decoder_start_token_id=2)),
     "electra": CLASSIFIED(encoder("electra", embedding_size=16)),
     "albert": CLASSIFIED(encoder("albert", embedding_size=16, classifier_dropout_prob=0.0)),
     "dinov2": IMAGES(
@@ -207,49 +166,6 @@ NEWER: dict[str, Family] = {
     "mpnet": Family(
         encoder("mpnet", pad_token_id=1), functools.partial(classified, pad=1), own_loss, attention=False, held_out=True
     ),
-    "beit": IMAGES(
-        seeing(
-            "beit",
-            hidden_size=WIDTH,
-            intermediate_size=INNER,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            image_size=32,
-            patch_size=8,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            drop_path_rate=0.0,
-            use_relative_position_bias=True,
-        ),
-        held_out=True,
-    ),
-    "wav2vec2": Family(
-        hf(
-            "wav2vec2",
-            "AutoModelForAudioClassification",
-            vocab_size=WORDS,
-            hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            intermediate_size=INNER,
-            conv_dim=[16, 16],
-            conv_stride=[5, 2],
-            conv_kernel=[10, 3],
-            num_feat_extract_layers=2,
-            num_conv_pos_embeddings=8,
-            num_conv_pos_embedding_groups=4,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            feat_proj_dropout=0.0,
-            activation_dropout=0.0,
-            final_dropout=0.0,
-            layerdrop=0.0,
-            mask_time_prob=0.0,
-            num_labels=CLASSES,
-            classifier_proj_size=16,
-        ),
-        recordings,
-        own_loss,
-        held_out=True,
-    ),
+    "beit": IMAGES(patched("beit", drop_path_rate=0.0, use_relative_position_bias=True), held_out=True),
+    "wav2vec2": Family(hearing("wav2vec2", vocab_size=WORDS), recordings, own_loss, held_out=True),
 }

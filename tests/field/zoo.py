@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .blind_decoders import BLIND_DECODERS
+from .blind_encoders import BLIND_ENCODERS
 from .decoders import DECODERS
 from .encoders import ENCODERS
 from .held_out import HELD_OUT
@@ -10,4 +12,14 @@ from .newer_encoders import NEWER_ENCODERS
 from .newer_held_out import NEWER_HELD_OUT
 from .vision import VISION
 
-MISTAKES = [*DECODERS, *ENCODERS, *VISION, *HELD_OUT, *NEWER_DECODERS, *NEWER_ENCODERS, *NEWER_HELD_OUT]
+MISTAKES = [
+    *DECODERS,
+    *ENCODERS,
+    *VISION,
+    *HELD_OUT,
+    *NEWER_DECODERS,
+    *NEWER_ENCODERS,
+    *NEWER_HELD_OUT,
+    *BLIND_DECODERS,
+    *BLIND_ENCODERS,
+]

@@ -1,0 +1,85 @@
+"""What models are fed: tokens, images and sound, with labels. Always the same for a generator's seed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WORDS, LENGTH, ROWS, CLASSES = 96, 12, 4, 5
+
+Batch = dict[str, Tensor]
+
+
+def language(random: torch.Generator, *, pad: int = 0) -> Batch:
+    """Tokens, their mask, and labels that leave the padding out."""
+    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
+    mask = (torch.arange(LENGTH) < torch.tensor([LENGTH, 9, LENGTH, 6])[:, None]).long()
+    return {
+        "input_ids": tokens.masked_fill(mask == 0, pad),
+        "attention_mask": mask,
+        "labels": tokens.masked_fill(mask == 0, -100),
+    }
+
+
+def unpadded(random: torch.Generator) -> Batch:
+    """Tokens without a mask."""
+    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
+    """Tokens, their mask, and a class for each row."""
+    batch = language(random, pad=pad)
+    return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
+
+
+def pictures(random: torch.Generator, *, rows: int = ROWS, size: int = 32) -> Batch:
+    """Images and their classes."""
+    return {
+        "pixel_values": torch.randn(rows, 3, size, size, generator=random),
+        "labels": torch.randint(CLASSES, (rows,), generator=random),
+    }
+
+
+def speech(random: torch.Generator) -> Batch:
+    return {
+        "input_features": torch.randn(ROWS, 8, 24, generator=random),
+        "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
+    }
+
+
+def captioned(random: torch.Generator) -> Batch:
+    batch = language(random)
+    del batch["labels"]
+    batch["input_ids"][:, 5] = WORDS - 1  # the token whose state stands for the sentence
+    return batch | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
+
+
+def recordings(random: torch.Generator) -> Batch:
+    """Sound, and its class."""
+    return {
+        "input_values": torch.randn(ROWS, 200, generator=random),
+        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
+    }
+
+
+def padded_left(random: torch.Generator) -> Batch:
+    """Tokens with padding before them, as for generation. No loss reads what attention makes of the padding."""
+    batch = {name: value.flip(1) for name, value in language(random).items()}
+    first = batch["attention_mask"].argmax(1, keepdim=True)
+    return batch | {"labels": batch["labels"].scatter(1, first, -100)}
+
+
+def waves(random: torch.Generator) -> Batch:
+    """Sound, of which a part is padding, and a class for each row."""
+    mask = (torch.arange(400) < torch.tensor([400, 320, 400, 360])[:, None]).long()
+    return {
+        "input_values": torch.randn(ROWS, 400, generator=random) * mask,
+        "attention_mask": mask,
+        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
+    }
+
+
+def scenes(random: torch.Generator) -> Batch:
+    """Images with a class for each pixel."""
+    return pictures(random) | {"labels": torch.randint(CLASSES, (ROWS, 32, 32), generator=random)}
