@@ -184,6 +184,20 @@ def test_a_sum_of_short_numbers_that_a_naive_kernel_rounds_is_unjudged(tmp_path:
     assert any("rounded after each" in note for note in result.notes) == (status == "unjudged")
 
 
+def sums_of_random_signs(off: float) -> list[Seen]:
+    """The same with random signs, in an order that is not known: runs of one sign may cancel each other."""
+    given = values(1, (256, 8)).astype(ml_dtypes.bfloat16)
+    bias, apart = given.astype(np.float32).sum(0), values(2, (8,))
+    apart *= np.float32(off * np.linalg.norm(bias) / np.linalg.norm(apart))
+    return [Seen("norm", given, "grad_output"), Seen("norm", bias + apart, "param_grad", path="bias")]
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.03, "close"), (0.15, "unjudged"), (0.5, "diverged")])
+def test_partial_sums_may_be_larger_than_the_sum(tmp_path: Path, off: float, status: str) -> None:
+    result = compared(tmp_path, sums_of_random_signs(0.0), sums_of_random_signs(off))
+    assert [row["status"] for row in result.rows if row["kind"] == "param_grad"] == [status], result.sentence
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_a_sum_that_does_not_cancel_out_is_not_allowed_its_terms(tmp_path: Path, dtype: Any) -> None:
     """A quarter of them is missing."""

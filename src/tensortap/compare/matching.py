@@ -326,10 +326,14 @@ def pairs_of(matched: Matched) -> Pairs:
         rounding = raise_rounding(rounding, matched.allowances)
     measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
     rounding[list(measures.masks)] = 0.0  # one hidden element more is a difference in any dtype
+    mismatched = np.full(len(rows), np.nan)
+    for pair, difference in measures.differences.items():
+        mismatched[pair] = difference.mismatched
     return Pairs(
         error=error,
         row_gain=Policy.row_gain(left.row_length[rows]) if len(rows) else np.empty(0),
         l2=measures.sides["reference"]["l2"],
+        candidate_l2=measures.sides["candidate"]["l2"],
         std=measures.sides["reference"]["std"],
         distance=measures.l2_difference,
         elements=measures.sides["reference"]["elements"],
@@ -347,6 +351,7 @@ def pairs_of(matched: Matched) -> Pairs:
         choices=ChoiceReader(left, right, alignment, measures.l2_difference),
         mixed=mixed,
         l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
+        mismatched=mismatched,
     )
 
 

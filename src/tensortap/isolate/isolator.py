@@ -278,6 +278,9 @@ class Isolator(Watcher):
         if not seen:
             return None
         key, counterpart = seen[0]
+        site = boundaries[0].site
+        if kind == "grad_output" and site.compiled and not site.name:
+            return None  # the model reads its own outputs inside the graph: the recorded gradient has that share, too
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
         if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again

@@ -29,6 +29,7 @@ from tensortap.compare.judge.rules import (
     ROUNDING_INSIDE,
     SAME_MASK,
     UNSEEN_PARAMETERS,
+    UNSEEN_USE,
     find_tolerance,
     is_doubtful_rounding,
     is_doubtful_sum,
@@ -106,7 +107,7 @@ class _Judge:
         self.evidence = evidence
         self.pairs = pairs
         self.structure = evidence.structure
-        self.calls_without_gradient = calls_without_gradient
+        self.calls_without_gradient = set(calls_without_gradient)
         self.affected_calls: set[Spot] = set()
         self.kinks: dict[int, CrossedKink] = {}
         self.ties = Ties(evidence)
@@ -116,6 +117,8 @@ class _Judge:
         self.sources_error: dict[int, float] = {}
         self._worst_output: dict[tuple[int, int, int], int] = {}
         """By rank, step and micro step: the output with the largest error of all that are right so far."""
+        self._unseen_uses: dict[int, Spot] = {}
+        """Gradients of outputs that one side alone uses inside its model, unseen, and the calls that return these."""
         self._passed = 0
         """The records before this one are in `_worst_output`."""
         self._wrong_kinds: dict[tuple[int, int], set[str]] = {}
@@ -143,6 +146,11 @@ class _Judge:
     def run(self) -> Judgement:
         for row in np.flatnonzero(self.open).tolist():
             self._judge(row)
+        for row, spot in self._unseen_uses.items():
+            if spot in self.affected_calls:  # it is not used there either: what depends on it is wrong
+                self.status[row] = "diverged"
+                self.born = sorted([*self.born, row])
+                self.sources_error[row] = float("nan")
         for row in np.flatnonzero(self.open & (self.pairs.error > MOST_ASSUMED)).tolist():
             drowned = is_drowned(self.structure.kind[row], self.rule[row], self.evidence.error[row])
             if drowned and self.status[row] == "close" and row not in self._cancelling:
@@ -175,6 +183,12 @@ class _Judge:
         if known and (first in self.ties or _is_nearly(error, evidence.propagated[first])):
             self._copy_judgement(row, first)
             return
+        if (spot := self._returned_unseen(row)) is not None:
+            self._unseen_uses[row] = spot
+            self.calls_without_gradient.add(spot)
+            evidence.propagated[row] = 0.0
+            self.status[row], self.rule[row] = "unjudged", UNSEEN_USE
+            return
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
@@ -185,14 +199,14 @@ class _Judge:
             return
         recorded = bool(sources)
         propagated = after_wrong or bool(lacking)
-        if not recorded and self.pairs.isolated is None:
-            propagated = propagated or self._follows_something_wrong(row)
+        if not recorded and self.pairs.isolated is None and self._follows_something_wrong(row):
+            after_wrong = propagated = True
         incoming = 0.0
-        if not propagated:
+        if not after_wrong:
             sources += self._substitute_source(row, sources)
             right = [evidence.propagated[s] for s in sources if not wrong[s] and evidence.is_known(s)]
             incoming = max(right, default=0.0)
-        if not propagated or self._is_fixed:
+        if not after_wrong or self._is_fixed:  # what lacks a gradient may still be right
             tolerance = find_tolerance(JudgedPair(evidence, row, sources, incoming))
             self.tolerance[row], self.rule[row] = tolerance.allowed, tolerance.rule
         else:
@@ -241,6 +255,19 @@ class _Judge:
         if not propagated:
             self.born.append(row)
             self.sources_error[row] = incoming if recorded else float("nan")
+
+    def _returned_unseen(self, row: int) -> Spot | None:
+        """Return the call of a model of which nothing inside is seen, if this is the gradient of one of its outputs.
+
+        A compiled model reads some of its outputs itself, as for its loss: the gradient of these is only what comes
+        from outside. It matters if gradients of parameters are wrong, too.
+        """
+        call = self.structure.call_of(row) if self.structure.kind[row] == "grad_output" else None
+        if call is None or call.parent is not None or call.children or self.evidence.policy.fixed:
+            return None
+        gradients = self.structure.own_gradients.items()
+        inside = any(module != call.module for (scope, module), _ in gradients if scope == call.scope)
+        return call.spot if inside else None
 
     def _crossed_a_kink(self, row: int, sources: Sequence[int]) -> bool:
         """Whether a gradient is right but for few elements, which crossed a kink of an activation.

@@ -65,6 +65,10 @@ class Pairs:
     """Returns the error of an optimizer's step that a pair of gradients explains; None if that is not known."""
     l1: Floats = field(default_factory=lambda: np.empty(0))
     """The reference's sum of magnitudes."""
+    mismatched: Floats = field(default_factory=lambda: np.empty(0))
+    """Share of elements that differ by more than rounding; NaN if not all elements were measured."""
+    candidate_l2: Floats = field(default_factory=lambda: np.empty(0))
+    """The candidate's norm."""
     mixed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     """Where the two sides have floats of two dtypes."""
 

@@ -30,6 +30,10 @@ _AGREES, _MOST_OFF = 64.0, 2.0**-5
 """Times its own rounding that a weight's gradient may be off: a sum over all positions rounds 4 times as much as a
 layer, and passes on 16 times the rounding of layers before. But never more than 4 epsilons of bfloat16, which is one
 sum's own rounding: a difference that the loss reads may be as small as the rest of what 64 of them allow."""
+_LEAST_SHOWN = 0.5
+"""Share of positions that a mask of the attention alone leaves; where the model was given one, it tells."""
+_ROUNDED_APART = 1 / 8
+"""Share of the other elements that may be further apart than the usual rounding of a single element."""
 _AS_BEFORE = 2.0
 """Times that it may be further off than in an earlier step without any difference of that kind."""
 
@@ -72,13 +76,14 @@ def find_unread(
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     alike = [row for row, mask in pairs.masks.items() if mask.words[0] != mask.words[1] and not mask.differing]
     given = {structure.module[row] for row in alike}
-    if scopes <= {structure.scope[row] for row in alike}:
-        if any(birth.module not in given for birth in births):
-            return UnreadDifferences()  # only what is made from a mask depends on its convention
+    # Only what is made from a mask depends on its convention.
+    if scopes <= {structure.scope[row] for row in alike} and all(birth.module in given for birth in births):
         why = UNREAD
     elif scopes <= _padded(pairs, structure) and not any(structure.is_at_start(row) for row in wrong):
         why = UNREAD_PADDING  # at the start, nothing has moved the embedding of padding
     else:
+        return UnreadDifferences()
+    if not all(_only_hidden(birth.row, pairs, structure) for birth in births):
         return UnreadDifferences()
     gradients = [row for row, kind in enumerate(structure.kind) if kind == "param_grad"]
     if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
@@ -90,6 +95,26 @@ def find_unread(
             return UnreadDifferences()
     agreeing = frozenset(row for row in wrong if structure.kind[row] == "param_grad" and pairs.dimensions[row] > 1)
     return UnreadDifferences(frozenset(wrong), why, agreeing)
+
+
+def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
+    """Whether no more elements of a birth differ than there are at hidden positions, as far as its elements are known.
+
+    An isolated check knows them. There, gradients of other modules say nothing: they come from the reference.
+    """
+    if row is None:
+        return False
+    share = float(pairs.mismatched[row])
+    if share != share:
+        return pairs.isolated is None
+    masks = [
+        1 - float(pairs.zeros[each] / pairs.elements[each])
+        for each, kind in enumerate(structure.kind)
+        if kind == "input" and not structure.module[each] and "mask" in structure.path[each]
+        if structure.scope[each] == structure.scope[row] and pairs.zeros[each]
+    ]
+    shown = min(masks, default=_LEAST_SHOWN)
+    return share <= 1 - shown + _ROUNDED_APART * shown
 
 
 def _padded(pairs: Pairs, structure: Structure) -> set[tuple[int, int, int]]:

@@ -33,6 +33,7 @@ __all__ = [
     "RULES",
     "SAME_MASK",
     "UNSEEN_PARAMETERS",
+    "UNSEEN_USE",
     "Rule",
     "Tolerance",
     "find_tolerance",
@@ -49,6 +50,7 @@ NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded
 ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
 MOST_CAME_IN = "so much error came in that a mistake would not show"
+UNSEEN_USE = "one side runs inside a graph, where the model reads this output itself, unseen"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
 _CAME_IN, _ACTIVATIONS = "error that came in", "error of the activations"
 _AS_GIVEN = "rtol and atol as given"
@@ -69,6 +71,8 @@ _FEW_ROUNDINGS = 4.0
 """Epsilons by which a module that calls no others may magnify its roundings."""
 _RUNS_OF_ONE_SIGN = 2.0
 """Size of a sum over that of one with random signs, from which on its terms come in runs of one sign."""
+_ENLARGED = 2.0
+"""Error of what a module without parameters returns over that of what it got; the slope of a GELU is at most 1.13."""
 _SYSTEMATIC = 2.0
 """Margin over the bound for errors that are alike at all positions."""
 _FLIPPED, _FLIPPED_MAPPED, _FLIPPED_UNEVEN = 4.0, 8.0, 32.0
@@ -240,8 +244,10 @@ def _roundings_of_runs(pair: JudgedPair) -> float:
     """Return how many epsilons a sum of n terms is off that come in runs of one sign, such as the positions of an
     image under a mean. Partial sums are then as large as the whole for most of the time, though runs cancel out."""
     n, terms = pair.summands, pair.terms
-    if not (pair.l2 > 0 and terms > 0 and n > 0) or pair.l2 < _RUNS_OF_ONE_SIGN * terms:
+    if not (pair.l2 > 0 and terms > 0 and n > 0):
         return 0.0
+    if pair.policy.noise is not None and pair.l2 < _RUNS_OF_ONE_SIGN * terms:
+        return 0.0  # runs may cancel each other, but then measured noise shows it
     return n / 4
 
 
@@ -275,6 +281,18 @@ def _error_of_activations(pair: JudgedPair) -> float:
     evidence = pair.evidence
     errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
     return float(2 * max(errors, default=0.0) ** 0.5)
+
+
+def _absolute_error(pair: JudgedPair) -> float:
+    """A module without parameters, such as a ReLU, hardly enlarges numbers: what it returns is off by no more than what
+    it got. If it drops most of that, the error is large against the rest."""
+    evidence = pair.evidence
+    kinds = ("input",) if pair.kind == "output" else ("grad_output",)
+    given = [source for source in pair.sources_of(*kinds) if not evidence.wrong[source]]
+    distance = max((float(evidence.pairs.distance[source]) for source in given), default=0.0)
+    if not pair.l2 > 0 or not distance < float("inf") or pair.has_parameters or pair.is_made_by_container:
+        return 0.0
+    return min(MOST_ASSUMED, _ENLARGED * distance / pair.l2)
 
 
 def _rounding_of_activations(pair: JudgedPair) -> float:
@@ -360,7 +378,13 @@ RULES: tuple[Rule, ...] = (
         lambda pair: pair.policy.lengthening("param_grad") * pair.base,
     ),
     Rule("rounding of the numbers that it averages", _is_of("buffer"), _rounding_of_mean),
+    Rule(
+        "error of parameters before a value that was not recorded",
+        lambda pair: pair.kind == "buffer" and not pair.sources_of("input"),
+        lambda pair: min(MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_parameters(pair.row))),
+    ),
     Rule(_CAME_IN, lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
+    Rule("error that came in, against what is left", _is_of("output", "grad_input"), _absolute_error),
     Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations),
     Rule("rounding of the activations' dtype", _is_of("param_grad"), _rounding_of_activations),
     Rule(
@@ -379,6 +403,11 @@ RULES: tuple[Rule, ...] = (
         "error of the norm by which gradients are clipped",
         _is_of("step_grad"),
         lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.error_of_norm(pair.row)),
+    ),
+    Rule(
+        "both sides clip all gradients to the same norm",
+        _is_of("step_grad"),
+        lambda pair: 2 * (pair.evidence.error_of_clipping(pair.row) or 0.0),
     ),
     Rule("its gradient's noise, as an optimizer magnifies it", _is_of("param"), _magnified_noise),
     Rule(

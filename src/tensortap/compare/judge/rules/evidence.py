@@ -23,6 +23,8 @@ _CANCELS = 8.0
 
 _WITH_STATISTICS = re.compile("(Batch|Group|Instance)Norm")
 _NO_STEPS: tuple[list[int], list[float]] = [], []
+_SAME_CLIPPING = 1e-2
+"""Share of a change of clipping that the norms of all gradients need not explain."""
 _UNEVEN = 0.6
 """Mean magnitude over the root mean square; 0.8 of normal numbers."""
 
@@ -100,6 +102,31 @@ class Evidence:
         size = sum(self.l2[each] ** 2 for each in known)
         return float((sum(self.pairs.distance[each] ** 2 for each in known) / size) ** 0.5) if size > 0 else 0.0
 
+    def error_of_clipping(self, row: int) -> float | None:
+        """Return the error of a gradient that both sides clipped to the same norm of all gradients.
+
+        Norms show it: each side's factor of this gradient, times its norm of all gradients before, is the norm that it
+        clips to. None if these differ, or if a gradient was accumulated, so that its norm before is not known.
+        """
+        rank, step, _ = self.structure.scope[row]
+        own = self.structure.sources(row)
+        every = self._gradients_in_step.get((rank, step), [])
+        if len(own) != 1 or len({(self.structure.module[each], self.structure.path[each]) for each in every}) < len(
+            every
+        ):
+            return None
+        clipped = []
+        for l2 in (self.l2, self.pairs.candidate_l2):
+            before = float(sum(float(l2[each]) ** 2 for each in every)) ** 0.5
+            if not (l2[own[0]] > 0 and 0 < before < float("inf")):
+                return None
+            clipped.append((float(l2[row] / l2[own[0]]), before))
+        (ours, our_norm), (theirs, their_norm) = clipped
+        explained = our_norm / their_norm
+        if not ours > 0 or abs(theirs / ours / explained - 1) > self.base[row] + _SAME_CLIPPING * abs(explained - 1):
+            return None
+        return float(abs(explained - 1) + explained * self.error[own[0]])
+
     def error_of_norms(self, row: int) -> float:
         """Return the worst error of the norm of all gradients, over the steps that have moved a parameter."""
         rank, last, _ = self.structure.scope[row]
@@ -136,6 +163,15 @@ class Evidence:
         if floats or not self.base[row] or (rank, step, self.structure.module[row]) in self.structure.parameters_of:
             return 0.0
         return self._worst_parameters.get((rank, step), 0.0)
+
+    def error_of_parameters(self, row: int) -> float:
+        """Return the worst error of all right parameters before a step."""
+        rank, step, _ = self.structure.scope[row]
+        found = (
+            parameters for (of, at, _), parameters in self.structure.parameters_of.items() if (of, at) == (rank, step)
+        )
+        errors = [self.error[each] for rows in found for each in rows if not self.wrong[each] and self.is_known(each)]
+        return max((error for error in errors if error < float("inf")), default=0.0)
 
     @cached_property
     def mixed_rounding(self) -> float:
@@ -252,15 +288,27 @@ class JudgedPair:
     @property
     def has_matrix(self) -> bool:
         """Whether its module multiplies by a matrix of its own, as far as that was recorded."""
-        structure, dimensions = self.evidence.structure, self.evidence.pairs.dimensions
+        return any(self.evidence.pairs.dimensions[row] > 1 for row in self._own_parameters)
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether its module has parameters of its own, as far as that was recorded."""
+        return bool(self._own_parameters)
+
+    @property
+    def _own_parameters(self) -> list[int]:
+        structure = self.evidence.structure
         scope, module = structure.scope[self.row], structure.module[self.row]
-        own = structure.parameters_of.get((*scope[:2], module), []) + structure.own_gradients.get((scope, module), [])
-        return any(dimensions[row] > 1 for row in own)
+        return structure.parameters_of.get((*scope[:2], module), []) + structure.own_gradients.get((scope, module), [])
 
     @property
     def is_made_by_container(self) -> bool:
         """Whether the own code of a module that calls others made it."""
-        call = self.evidence.structure.call_of(self.row)
+        structure = self.evidence.structure
+        if self.kind == "param_grad":
+            own = structure.calls_of_module.get((structure.scope[self.row], structure.module[self.row]), ())
+            return any(call.children for call in own)
+        call = structure.call_of(self.row)
         if call is None or self.kind not in ("input", "output", "grad_input", "grad_output"):
             return False
         if self.kind in ("input", "grad_output"):

@@ -1,0 +1,84 @@
+"""A model that is compiled as a whole computes its loss inside the graph: what it does with its outputs is not seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensortap as tt
+from tensortap.compare.judge import rules
+from tensortap.compare.judge.rules import RULES, Rule
+from tensortap.compare.judge.rules.evidence import JudgedPair
+from tensortap.core.records import KINDS
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+class Model(nn.Module):
+    """Returns its loss with its logits. The bias of `first` has a gradient that is zero in theory."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.wrong = wrong
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(torch.tanh(self.norm(self.first(x)))) * self.scale
+        return nn.functional.cross_entropy(logits, labels, label_smoothing=0.1 * self.wrong), logits
+
+
+def trained(watch: Any, compiled: bool, wrong: bool = False) -> Any:
+    torch.manual_seed(0)
+    model = Model(wrong)
+    random = torch.Generator().manual_seed(1)
+    called: Any = torch.compile(model, backend="aot_eager") if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with watch(called, optimizer) as watching:
+        for _ in range(2):
+            x, labels = torch.randn(32, 8, generator=random), torch.randint(4, (32,), generator=random)
+            optimizer.zero_grad()
+            called(x, labels)[0].backward()
+            optimizer.step()
+    return watching
+
+
+def captured(path: Path, compiled: bool, wrong: bool = False) -> Path:
+    trained(lambda m, o: tt.capture(m, path, keep="tensors", kinds=KINDS, optimizer=o), compiled, wrong)
+    return path
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["free", "isolated"])
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "other loss"])
+def test_gradients_at_outputs_count_only_if_those_of_parameters_differ(
+    tmp_path: Path, isolated: bool, wrong: bool
+) -> None:
+    reference = captured(tmp_path / "a", False)
+    if isolated:
+        check = trained(lambda m, o: tt.check(m, reference, optimizer=o), True, wrong)
+        result = check.result
+    else:
+        result = tt.compare(reference, captured(tmp_path / "b", True, wrong))
+    assert (result.verdict == "diverged") == wrong, result.sentence
+    if wrong:
+        assert result.first is not None and result.first.module == "", result.sentence
+
+
+def test_a_containers_own_parameter_is_made_by_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, bool] = {}
+
+    def probe(pair: JudgedPair) -> bool:
+        if pair.kind == "param_grad":
+            key = pair.evidence.structure
+            found[f"{key.module[pair.row]}.{key.path[pair.row]}"] = pair.is_made_by_container
+        return False
+
+    monkeypatch.setattr(rules, "RULES", (*RULES, Rule("probe", probe, lambda pair: 0.0)))
+    reference = captured(tmp_path / "a", False)
+    with torch.autocast("cpu", torch.bfloat16):
+        tt.compare(reference, captured(tmp_path / "b", False))
+    assert found[".scale"] and not found["head.weight"]
