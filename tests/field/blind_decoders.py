@@ -116,13 +116,6 @@ DIFFLLAMA = [
 
 LFM2 = [
     Mistake(
-        "padding-not-cleared",
-        "lfm2",
-        f"{_FIRST}.conv",
-        "forward",
-        edits(f"{_FIRST}.conv", "apply_mask_to_padding_states(hidden_states, attention_mask)", "hidden_states"),
-    ),
-    Mistake(
         "gates-swapped", "lfm2", f"{_FIRST}.conv", "forward", edits(f"{_FIRST}.conv", "B, C, x = BCx", "C, B, x = BCx")
     ),
     Mistake(

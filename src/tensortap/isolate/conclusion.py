@@ -100,7 +100,8 @@ def conclude_live(
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         builder = matched.finding_builder(judgement, structure, isolated=True)
-        born = isolated_findings(builder, isolation, numbers, lost, bool(missing))
+        gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}
+        born = isolated_findings(builder, isolation, numbers, lost, gained_keys, bool(missing))
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     if born and not missing:

@@ -35,6 +35,8 @@ class _Attributor:
     """By pair: all pairs of the same gradient, the innermost call's first."""
     only_reference: Collection[Key]
     """Records that only the reference has."""
+    only_candidate: Collection[Key]
+    """Records that only the candidate has."""
     explained: bool
     """Whether a finding reports where the gradients among these end."""
 
@@ -113,8 +115,8 @@ class _Attributor:
         ]
         return any(self._wrong(state) for state in tied)
 
-    def lacks_a_call(self, row: int) -> bool:
-        """Whether a row is the gradient of a parameter that the reference uses in further calls."""
+    def has_other_calls(self, row: int) -> bool:
+        """Whether a row is the gradient of a parameter that one side uses in further calls."""
         if self.structure.kind[row] != "param_grad":
             return False
         scope, module = self.structure.scope[row], self.structure.module[row]
@@ -122,7 +124,10 @@ class _Attributor:
         return any(
             (scope, user, number) not in self.structure.calls
             for user in users
-            for number in self._missing_calls.get((*scope[1:], user), ())
+            for number in (
+                *self._missing_calls.get((*scope[1:], user), ()),
+                *self._extra_calls.get((*scope[1:], user), ()),
+            )
         )
 
     @cached_property
@@ -132,11 +137,12 @@ class _Attributor:
     @cached_property
     def _missing_calls(self) -> dict[tuple[int, int, str], set[int]]:
         """By step, micro step and module: numbers of the calls whose outputs only the reference has."""
-        found: dict[tuple[int, int, str], set[int]] = {}
-        for key in self.only_reference:
-            if key.kind == "output":
-                found.setdefault((key.step, key.micro, key.module), set()).add(key.call)
-        return found
+        return _calls_of(self.only_reference)
+
+    @cached_property
+    def _extra_calls(self) -> dict[tuple[int, int, str], set[int]]:
+        """The same of the candidate."""
+        return _calls_of(self.only_candidate)
 
     def _reader(self, row: int) -> str | None:
         """Return the module that uses the parameters of one that is never called itself."""
@@ -226,24 +232,36 @@ class _Attributor:
         return self.judgement.status[row] in WRONG_STATUSES
 
 
+def _calls_of(keys: Collection[Key]) -> dict[tuple[int, int, str], set[int]]:
+    """Return by step, micro step and module the numbers of the calls whose outputs are among these records."""
+    found: dict[tuple[int, int, str], set[int]] = {}
+    for key in keys:
+        if key.kind == "output":
+            found.setdefault((key.step, key.micro, key.module), set()).add(key.call)
+    return found
+
+
 def isolated_findings(
     builder: FindingBuilder,
     isolation: Isolation,
     rows: npt.NDArray[np.int64],
     only_reference: Collection[Key],
+    only_candidate: Collection[Key],
     explained: bool,
 ) -> list[Finding]:
     """Return, for each module at fault on each rank, the earliest pair that shows it.
 
     rows: the candidate's rows of the pairs.
-    only_reference: records that only the reference has.
-    explained: whether another finding reports where the gradients among these end.
+    only_reference, only_candidate: records that one side alone has.
+    explained: whether another finding reports where gradients that only the reference has end.
     """
     numbers = rows.tolist()
     forced = np.array([row in isolation.forced for row in numbers], bool)
     own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
     structure, groups = builder.structure, _pairs_of_one_gradient(isolation, numbers)
-    attributor = _Attributor(builder.judgement, structure, isolation, forced, own, groups, only_reference, explained)
+    attributor = _Attributor(
+        builder.judgement, structure, isolation, forced, own, groups, only_reference, only_candidate, explained
+    )
     found: list[Finding] = []
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
@@ -257,8 +275,9 @@ def isolated_findings(
         if not _is_after_step(row, structure) or not _is_misled(row, structure, first_wrong_gradient)
     ] or (births if not explained else [])  # a missing gradient that nothing else reports
     births = without_out_of_step(births, structure, builder.class_of, builder.zeros_of)
-    # A module that left out a call is found by its other values; these gradients count only if there are none.
-    births = [row for row in births if not attributor.lacks_a_call(row)] or births
+    # Code that leaves out a call, or adds one, is found by its other values; these gradients count only if there are
+    # none.
+    births = [row for row in births if not attributor.has_other_calls(row)] or births
     for row in births:
         attribution = attributor.attribute(row)
         module, rank = builder.module_to_blame(row, attribution), structure.scope[row][0]

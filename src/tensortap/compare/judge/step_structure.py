@@ -343,7 +343,7 @@ class StepStructure:
             around = outermost.of("output")
         else:
             later = [r for child in outermost.parent.children for r in child.of("grad_output", "grad_input")]
-            around = outermost.parent.of("grad_output", "input", "output") + later
+            around = self._backward_of(outermost.parent) + later
         return Sources(found, self._sent_back(row, call, users), around) if users else Sources(found + around)
 
     def _sent_back(self, row: int, call: CallRows, users: Iterable[CallRows]) -> list[int]:
