@@ -13,7 +13,7 @@ import tensortap as tt
 from tensortap.compare.judge import rules
 from tensortap.compare.judge.rules import RULES, Rule
 from tensortap.compare.judge.rules.evidence import JudgedPair
-from tensortap.core.records import KINDS
+from tensortap.core.records import MODULE_KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -48,7 +48,7 @@ def trained(watch: Any, compiled: bool, wrong: bool = False) -> Any:
 
 
 def captured(path: Path, compiled: bool, wrong: bool = False) -> Path:
-    trained(lambda m, o: tt.capture(m, path, keep="tensors", kinds=KINDS, optimizer=o), compiled, wrong)
+    trained(lambda m, o: tt.capture(m, path, keep="tensors", kinds=MODULE_KINDS, optimizer=o), compiled, wrong)
     return path
 
 
