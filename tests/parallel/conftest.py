@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from parallel_models import LAYOUTS, model, train, work
+from parallel_models import LAYOUTS, llama, mixture, model, train, work
 
 _TRIES = 4
 
@@ -37,7 +37,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                             each.unlink(missing_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    train(model(), folder / "one")
-    train(model(), folder / "summaries", keep="summary")
+    for name, make in (("one", model), ("mixture", mixture), ("llama", llama)):
+        train(make(), folder / name)
+        train(make(), folder / f"{name}_summaries", keep="summary")
     torch.set_num_threads(threads)
     return folder

@@ -64,27 +64,38 @@ class Stage(nn.Module):
 
 
 class ColumnParallelLinear(nn.Module):
-    """A hand-written layer with Megatron's attributes."""
+    """A hand-written layer with Megatron's attributes. `mistake`: its backward lacks a reduction."""
 
-    def __init__(self, whole: nn.Linear, rank: int, size: int) -> None:
+    def __init__(self, whole: nn.Linear, rank: int, size: int, mistake: str = "") -> None:
         super().__init__()
+        self.mistake = mistake
         self.tp_rank, self.tp_size, self.gather_output = rank, size, False
         self.weight = nn.Parameter(whole.weight.detach().chunk(size, 0)[rank].clone())
         self.weight.tensor_model_parallel, self.weight.partition_dim, self.weight.partition_stride = True, 0, 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(_Copied.apply(x), self.weight)
+        return functional.linear(x if self.mistake else _Copied.apply(x), self.weight)
 
 
 class RowParallelLinear(nn.Module):
-    def __init__(self, whole: nn.Linear, rank: int, size: int) -> None:
+    """`mistake` is made in the reduction of its output, or in the part that a rank takes."""
+
+    def __init__(self, whole: nn.Linear, rank: int, size: int, mistake: str = "") -> None:
         super().__init__()
         self.tp_rank, self.tp_size, self.input_is_parallel = rank, size, True
-        self.weight = nn.Parameter(whole.weight.detach().chunk(size, 1)[rank].clone())
+        taken = size - 1 - rank if mistake == "swapped" else rank
+        self.weight = nn.Parameter(whole.weight.detach().chunk(size, 1)[taken].clone())
         self.weight.tensor_model_parallel, self.weight.partition_dim, self.weight.partition_stride = True, 1, 1
+        self.mistake = mistake
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Reduced.apply(functional.linear(x, self.weight))
+        x = functional.linear(x, self.weight)
+        if self.mistake == "missing":
+            return x
+        x = _Reduced.apply(x)
+        if self.mistake == "doubled":
+            x = _Reduced.apply(x)
+        return x / self.tp_size if self.mistake == "averaged" else x
 
 
 class _Copied(torch.autograd.Function):
@@ -190,7 +201,7 @@ def fsdp2(rank: int) -> Trained:
     return run
 
 
-def tp(rank: int, sequence: bool = False, sharded: bool = False) -> Trained:
+def tp(rank: int, sequence: bool = False, sharded: bool = False, **options: Any) -> Trained:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard
@@ -231,17 +242,73 @@ def tp(rank: int, sequence: bool = False, sharded: bool = False) -> Trained:
             for each in (*net.layers, net):
                 fully_shard(each, mesh=mesh["dp"])
             part = slice(2 * (rank // 2), 2 * (rank // 2) + 2)
-        return train(net, path, part=part)
+        return train(net, path, part=part, **options)
 
     return run
 
 
-def megatron(rank: int) -> Trained:
+def megatron(rank: int, mistake: str = "") -> Trained:
+    """`mistake` is made in the second layer."""
+
     def run(path: Path | None) -> list[float]:
         net = model()
-        for layer in net.layers:
-            layer.w1, layer.w2 = ColumnParallelLinear(layer.w1, rank, 2), RowParallelLinear(layer.w2, rank, 2)
+        for number, layer in enumerate(net.layers):
+            layer.w1 = ColumnParallelLinear(layer.w1, rank, 2, "unreduced" if mistake == "backward" and number else "")
+            layer.w2 = RowParallelLinear(layer.w2, rank, 2, mistake if number else "")
         return train(net, path)
+
+    return run
+
+
+class Experts(nn.Module):
+    """Four experts, of which a process has some. Each token goes to the expert of its first word's number."""
+
+    def __init__(self, first: int = 0, count: int = 4) -> None:
+        super().__init__()
+        self.ep_size, self.first = 4 // count, first
+        experts = [nn.Linear(HIDDEN, HIDDEN) for _ in range(4)]
+        self.experts = nn.ModuleList(experts[first : first + count])
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        x = _Copied.apply(x) if self.ep_size > 1 else x
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            mine = (chosen == self.first + number).unsqueeze(-1)
+            out = out + expert(x) * mine
+        return _Reduced.apply(out) if self.ep_size > 1 else out
+
+
+class MixtureModel(nn.Module):
+    def __init__(self, first: int = 0, count: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, HIDDEN)
+        self.moe = Experts(first, count)
+        self.head = nn.Linear(HIDDEN, WORDS, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x)
+        return self.head(hidden + self.moe(hidden, x % 4))
+
+
+def mixture(first: int = 0, count: int = 4) -> MixtureModel:
+    torch.manual_seed(0)
+    return MixtureModel(first, count)
+
+
+def ep(rank: int, swapped: bool = False) -> Trained:
+    """Two experts on each process, under local names. `swapped`: each has the parameters of the other's experts."""
+    names = {
+        "mesh": {"ep": 2},
+        "names": {"moe.experts.{i}": "moe.experts.{i+ep*2}"},
+        "layout": {"*": ["a", "a b"], "*:output": "b s h", "*:input": ["b s", "b s h"]},
+    }
+
+    def run(path: Path | None) -> list[float]:
+        net = mixture(2 * rank, 2)
+        if swapped:
+            other = mixture(2 - 2 * rank, 2)
+            net.moe.experts.load_state_dict(other.moe.experts.state_dict())
+        return train(net, path, **({"layout": names} if path else {}))
 
     return run
 
@@ -278,6 +345,50 @@ def pp(rank: int) -> Trained:
     return run
 
 
+def llama() -> nn.Module:
+    """A model of the transformers library, with logits as its only output."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+        attn_implementation="eager",
+        tie_word_embeddings=False,
+    )
+    return Logits(LlamaForCausalLM(config))
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(words).logits
+        return found
+
+
+def hf_tp(rank: int) -> Trained:
+    """Tensor parallelism by the plan that a model of transformers brings along."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    def run(path: Path | None) -> list[float]:
+        net = llama()
+        apply_tensor_parallelism(net.model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+        return train(net, path)
+
+    return run
+
+
+MISTAKES = ("missing", "averaged", "doubled", "swapped", "backward")
+"""Planted mistakes of tensor parallelism."""
 LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
     2: {
         "ddp": ddp,
@@ -285,13 +396,27 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
         "fsdp2": fsdp2,
         "tp": tp,
         "tp_sp": partial(tp, sequence=True),
+        "tp_sp_summaries": partial(tp, sequence=True, keep="summary"),
         "megatron": megatron,
         "cp": cp,
         "cp_unreduced": partial(cp, average=False),
         "pp": pp,
+        "hf_tp": hf_tp,
+        "ep": ep,
+        "ep_swapped": partial(ep, swapped=True),
+        **{f"megatron_{mistake}": partial(megatron, mistake=mistake) for mistake in MISTAKES},
     },
     4: {"fsdp2_tp": partial(tp, sharded=True)},
 }
+
+
+WRONG = ("cp_unreduced", "ep_swapped", *(f"megatron_{mistake}" for mistake in MISTAKES))
+
+
+def reference(name: str, summaries: bool = False) -> str:
+    """Return the run of one process that a layout is compared with."""
+    whole = "mixture" if name.startswith("ep") else "llama" if name.startswith("hf") else "one"
+    return f"{whole}_summaries" if summaries else whole
 
 
 def work(rank: int, world: int, folder: str, port: int) -> None:

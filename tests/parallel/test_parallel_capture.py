@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from parallel_models import LAYOUTS
+from parallel_models import LAYOUTS, reference
 
 import tensortap as tt
 from tensortap.core.placement import Mesh
@@ -38,16 +38,16 @@ def test_the_tap_changes_no_bit(runs: Path, name: str) -> None:
     assert {file.read_text() for file in runs.glob(f"{name}.*")} == {"same"}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if not name.endswith("_swapped")])
 def test_parameters_merge_into_those_of_one_process(runs: Path, name: str) -> None:
     found = joined(tt.open(runs / name))
     checked = 0
-    for record in tt.open(runs / "one").records(step=0, kind="param", call=0):
+    for record in tt.open(runs / reference(name)).records(step=0, kind="param", call=0):
         parts = found[record.key]
         assert all(part.placement is not None and part.placement.shape == record.shape for part in parts), record.key
         assert whole(parts).digest == record.summary.digest, record.key
         checked += 1
-    assert checked == 12
+    assert checked == {"one": 12, "mixture": 10, "llama": 21}[reference(name)]
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp1", "fsdp2", "cp"])
