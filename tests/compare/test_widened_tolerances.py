@@ -3,6 +3,7 @@ optimizers, clipping, padding; and the cap on whatever no measured error backs."
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -127,6 +128,25 @@ def test_an_optimizer_magnifies_noise_of_gradients_and_nothing_else(
     assert result.verdict == verdict, result.sentence
     if verdict == "diverged":
         assert result.first is not None and result.first.key.kind == "param"
+
+
+@pytest.mark.parametrize(
+    ("elements", "steps", "verdict"),
+    [
+        (1, 1.5, "match"),  # a gradient that is nearly zero, whose sign noise decides
+        (1, 4.0, "diverged"),  # no optimizer moves an element by so much
+        (1024, 0.05, "diverged"),  # all elements
+    ],
+)
+def test_few_elements_may_take_another_step_as_far_as_a_summary_shows(
+    tmp_path: Path, elements: int, steps: float, verdict: str
+) -> None:
+    ours, theirs = trained(0, 0, keep=False), trained(1e-7, 0, keep=False)
+    after = theirs[-1].array.copy()
+    after.reshape(-1)[:elements] += np.float32(1e-2 * steps)
+    theirs[-1] = replace(theirs[-1], array=after)
+    result = compared(tmp_path, ours, theirs)
+    assert result.verdict == verdict, result.sentence
 
 
 def clipped(noise: float, off: float) -> list[Seen]:

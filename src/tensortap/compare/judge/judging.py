@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tensortap.compare.judge.operators import judge_operators
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import (
+    FEW_STEPS,
     KINK,
     MOST_ASSUMED,
     MOST_CAME_IN,
@@ -237,6 +238,9 @@ class _Judge:
         elif not propagated and self._crossed_a_kink(row, sources):
             self.status[row], self.rule[row] = "close", KINK
             return
+        elif not propagated and self._is_few_steps(row, sources):
+            self.status[row], self.rule[row] = "close", FEW_STEPS
+            return
         elif not propagated and (doubt := self._doubt(row, sources)):
             self.status[row], self.rule[row] = "unjudged", doubt
             return
@@ -294,6 +298,24 @@ class _Judge:
             return False
         self.kinks[row] = kink
         return True
+
+    def _is_few_steps(self, row: int, sources: Sequence[int]) -> bool:
+        """Whether few elements of a parameter took another step and all others agree, as far as its summary shows.
+
+        Where a gradient is nearly zero, its rounding decides the step of an optimizer that divides by its size. An
+        element is then off by at most two steps. A wrong optimizer moves all of them.
+        """
+        evidence = self.evidence
+        if self.structure.kind[row] != "param" or evidence.policy.fixed or self.pairs.is_set_differently(row):
+            return False
+        if not evidence.gradient_noise(row, sources) or any(evidence.wrong[source] for source in sources):
+            return False
+        few = self.pairs.kink_of(row)
+        if few is None or few.exact or few.crossed > _FEW_CROSSED:
+            return False
+        step = evidence.step_size(row) * evidence.l2[row] / few.elements**0.5
+        apart = float(self.pairs.distance[row])
+        return bool(few.rel_l2 <= self.tolerance[row] and apart <= 2 * step * few.crossed**0.5)
 
     def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
         return self.ties.status_of_follower(row, sources, self.tolerance[row])

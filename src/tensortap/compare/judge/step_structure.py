@@ -306,7 +306,8 @@ class StepStructure:
         """Return the rows that the gradient of a parameter is made from.
 
         The code of a module that calls others may use it before or after them. A module that is never called lends
-        its parameter to any that are inside the one around it.
+        its parameter to any that are inside the one around it. Code that uses several matrices one after the other
+        makes the gradient of each from the others.
         """
         calls = self.users_of_own(row)
         inside = [child for call in calls for child in call.children]
@@ -314,7 +315,14 @@ class StepStructure:
             for call in inside:  # and those inside, as the list grows
                 inside += call.children
         own = [r for call in calls for r in call.of("grad_output", "input")]
+        owners = {(*call.scope[:2], call.module): None for call in calls}
+        for owner in owners:
+            weights = [r for r in self.parameters_of.get(owner, []) if self._is_weight(r)]
+            own += weights if len(weights) > 1 else []
         return own + [r for call in inside for r in call.of("grad_output", "grad_input")]
+
+    def _is_weight(self, row: int) -> bool:
+        return self._columns.kind[row] == "param" and "bias" not in self._columns.path[row]
 
     def _a_step_before(self, row: int) -> list[int]:
         columns = self._columns
@@ -344,6 +352,8 @@ class StepStructure:
         else:
             later = [r for child in outermost.parent.children for r in child.of("grad_output", "grad_input")]
             around = self._backward_of(outermost.parent) + later
+        if len(call.of("output")) > 1:  # its own code may use one of them for another
+            around = around + self.parameters_of.get((*call.scope[:2], call.module), [])
         return Sources(found, self._sent_back(row, call, users), around) if users else Sources(found + around)
 
     def _sent_back(self, row: int, call: CallRows, users: Iterable[CallRows]) -> list[int]:

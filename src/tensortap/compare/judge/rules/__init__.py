@@ -22,6 +22,7 @@ from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
+    "FEW_STEPS",
     "KINK",
     "MOST_ASSUMED",
     "MOST_CAME_IN",
@@ -45,6 +46,7 @@ __all__ = [
 ROUNDING = "rounding of its dtype"
 SAME_MASK = "a mask: hides the same elements"
 KINK = "few elements crossed a kink"
+FEW_STEPS = "few elements, whose gradient is nearly zero, took another step"
 ROUNDING_ALONE = "rounding of what it sums"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
 ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
