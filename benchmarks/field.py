@@ -66,7 +66,7 @@ def main() -> None:
     print_tables(outcomes)
     if options.verbose:
         for outcome in outcomes:
-            if outcome.outcome not in ("exact", "right"):
+            if outcome.outcome not in ("exact", "right") and outcome.kind != "right":
                 print(outcome)
     if options.json:
         options.json.write_text(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))

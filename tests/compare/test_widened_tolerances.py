@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -55,20 +56,31 @@ def test_a_norm_over_all_positions_may_round_four_times_as_much(
     assert compared(tmp_path, run(0), run(epsilons * EPSILON)).verdict == verdict
 
 
-@pytest.mark.parametrize(("off", "verdict"), [(0.5, "match"), (64.0, "diverged")])
-def test_a_running_mean_may_be_off_by_an_epsilon_of_what_it_averages(tmp_path: Path, off: float, verdict: str) -> None:
-    """The numbers are of size 1, and their mean is of size 1e-4."""
+@pytest.mark.parametrize(
+    ("dtype", "epsilons", "verdict"),
+    [
+        (np.float32, 0.5, "match"),
+        (np.float32, 64.0, "diverged"),
+        (ml_dtypes.bfloat16, 0.5, "match"),
+        (ml_dtypes.bfloat16, 64.0, "diverged"),
+    ],
+)
+def test_a_running_mean_may_be_off_by_an_epsilon_of_what_it_averages(
+    tmp_path: Path, dtype: Any, epsilons: float, verdict: str
+) -> None:
+    """The numbers are of size 1, and their mean is much smaller."""
+    epsilon = EPSILON if dtype is np.float32 else 2.0**-7
 
-    def run(away: float) -> list[Seen]:
-        mean = values(3, (16,)) * np.float32(1e-4)
-        mean += np.float32(away * EPSILON) * np.sign(values(4, (16,)))  # an epsilon of 1
+    def run(away: float, dtype: Any) -> list[Seen]:
+        mean = values(3, (16,)) * np.float32(1e-4 if dtype is np.float32 else 3e-2)
+        mean += np.float32(away * epsilon) * np.sign(values(4, (16,)))
         return [
-            Seen("bn", values(1, (64, 16)), "input", cls="BatchNorm1d"),
-            Seen("bn", values(2, (64, 16)), cls="BatchNorm1d"),
+            Seen("bn", values(1, (64, 16)).astype(dtype), "input", cls="BatchNorm1d"),
+            Seen("bn", values(2, (64, 16)).astype(dtype), cls="BatchNorm1d"),
             Seen("bn", mean, "buffer", path="running_mean", call=1, cls="BatchNorm1d"),
         ]
 
-    assert compared(tmp_path, run(0), run(off)).verdict == verdict
+    assert compared(tmp_path, run(0, dtype), run(epsilons, dtype)).verdict == verdict
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -282,3 +294,42 @@ def test_it_is_judged_otherwise(tmp_path: Path, candidate: dict[str, float]) -> 
     hides = bool(candidate.get("hides", True))
     result = compared(tmp_path, padded(hides=hides), padded(**candidate))  # type: ignore[arg-type]
     assert result.first is not None and result.first.key.module == "norm", result.sentence
+
+
+def attending(boolean: bool, gradients_off: float, dtype: Any) -> list[Seen]:
+    """An attention that makes something else of one position, which its mask hides from everything."""
+    causal = np.tril(np.ones((6, 6), bool), -1)  # the first position sees nothing
+    inner = causal if boolean else np.where(causal, 0, np.finfo(np.float32).min).astype(np.float32)
+    mask = np.ones((4, 6), np.int64)
+    mask[:, 0] = 0
+    out = values(2, (4, 6, 8)).astype(dtype)
+    if boolean:
+        out[:, 0] = 0
+    seen = [
+        Seen("", mask, "input", path="attention_mask", cls="Model", tensor=1000),
+        Seen("attention", values(1, (4, 6, 8)).astype(dtype), "input", cls="Attention"),
+        Seen("attention", inner, "input", path="attention_mask", cls="Attention"),
+        Seen("attention", out, cls="Attention"),
+        Seen("attention", moved(values(3, (4, 6, 8)), gradients_off).astype(dtype), "grad_output", cls="Attention"),
+    ]
+    return seen + [
+        Seen("attention", moved(values(10 + n, (8, 8)), gradients_off), "param_grad", path=f"weight{n}")
+        for n in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradients_off", "verdict"),
+    [
+        (np.float32, 1e-6, "match"),
+        (np.float32, 0.06, "diverged"),
+        (ml_dtypes.bfloat16, 0.02, "match"),
+        (ml_dtypes.bfloat16, 0.06, "incomparable"),  # rounding, or the loss reads it
+        (ml_dtypes.bfloat16, 0.5, "diverged"),
+    ],
+)
+def test_what_differs_beside_a_mask_in_another_convention(
+    tmp_path: Path, dtype: Any, gradients_off: float, verdict: str
+) -> None:
+    result = compared(tmp_path, attending(False, 0, dtype), attending(True, gradients_off, dtype))
+    assert result.verdict == verdict, result.sentence

@@ -33,6 +33,8 @@ class Family:
     micros: int = 1
     dropout: bool = False
     """Whether it draws random numbers in its forward."""
+    short: bool = True
+    """Whether it runs in bfloat16 at all."""
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

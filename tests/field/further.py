@@ -6,6 +6,7 @@ A third of them is held out: rules of the comparison are never tuned on these.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from .building import (
     CLASSIFIED,
@@ -159,7 +160,9 @@ _HELD_OUT: dict[str, Family] = {
         attention=False,
     ),
     "deberta_v1": CLASSIFIED(
-        encoder("deberta", pos_att_type=["p2c", "c2p"], relative_attention=True, pad_token_id=0), attention=False
+        encoder("deberta", pos_att_type=["p2c", "c2p"], relative_attention=True, pad_token_id=0),
+        attention=False,
+        short=False,
     ),
     "modernbert": CLASSIFIED(
         encoder(
@@ -184,10 +187,5 @@ _HELD_OUT: dict[str, Family] = {
     "squeezenet": PLAIN(tv("squeezenet1_1", dropout=0.0), batch=_LARGER),
     "shufflenet": PLAIN(tv("shufflenet_v2_x0_5"), batch=_LARGER),
 }
-FURTHER: dict[str, Family] = _TUNED | {
-    name: Family(
-        of.build, of.batch, of.loss, attention=of.attention, held_out=True, micros=of.micros, dropout=of.dropout
-    )
-    for name, of in _HELD_OUT.items()
-}
+FURTHER: dict[str, Family] = _TUNED | {name: replace(of, held_out=True) for name, of in _HELD_OUT.items()}
 EVERY: dict[str, Family] = FAMILIES | FURTHER

@@ -83,7 +83,7 @@ def _right() -> Iterator[Right]:
         yield Right("threads", family, _THREADS)
         if of.attention:
             yield Right("attention", family, attention="sdpa")
-        if not of.dropout:  # other dtypes draw other random numbers
+        if of.short and not of.dropout:  # other dtypes draw other random numbers
             yield Right("autocast", family, AUTOCAST)
         if family not in _IMAGES:
             yield Right("chunks", family, _CHUNKS)
@@ -118,8 +118,9 @@ def _further() -> Iterator[Right]:
         yield Right("threads", family, _THREADS, common=trained)
         yield Right("chunks", family, _CHUNKS, steps=few)
         yield Right("compiled", family, trains(compiled="aot_eager"))
-        yield Right("autocast", family, AUTOCAST, common=trained)
-        yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+        if of.short:
+            yield Right("autocast", family, AUTOCAST, common=trained)
+            yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
         if of.attention:
             yield Right("attention", family, attention="sdpa", common=trained, steps=many)
             yield Right("attention and gemm", family, _SUMS, attention="sdpa", steps=few)

@@ -15,14 +15,18 @@ import numpy as np
 
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import WRONG_STATUSES, Finding
 
-__all__ = ["UNREAD", "UNREAD_PADDING", "UnreadDifferences", "find_unread"]
+__all__ = ["UNREAD", "UNREAD_PADDING", "UNREAD_ROUGHLY", "UnreadDifferences", "find_unread"]
 
 UNREAD = "it differs beside a mask in another convention, and no gradient of a parameter depends on it"
 UNREAD_PADDING = "it differs beside a mask that hides padding, and no gradient of a parameter depends on it"
+UNREAD_ROUGHLY = (
+    "it differs beside a mask in another convention, and gradients are too rough to show what depends on it"
+)
 AGREES = "no difference of the forward pass reaches it"
 _FORWARD = ("input", "output")
 _LEAST_GRADIENTS = 8
@@ -34,6 +38,8 @@ _LEAST_SHOWN = 0.5
 """Share of positions that a mask of the attention alone leaves; where the model was given one, it tells."""
 _ROUNDED_APART = 1 / 8
 """Share of the other elements that may be further apart than the usual rounding of a single element."""
+_SHORT = 2.0**-10
+"""The least rounding of a short dtype."""
 _AS_BEFORE = 2.0
 """Times that it may be further off than in an earlier step without any difference of that kind."""
 
@@ -92,7 +98,12 @@ def find_unread(
     for row in gradients:
         before = known.get(_parameter(row, structure), 0.0)
         if pairs.dimensions[row] > 1 and not _agrees(row, pairs, policy, before):
-            return UnreadDifferences()
+            if why == UNREAD and pairs.base.max() >= _SHORT and pairs.error[row] <= MOST_ASSUMED:
+                why = UNREAD_ROUGHLY
+            elif why != UNREAD_ROUGHLY or not pairs.error[row] <= MOST_ASSUMED:
+                return UnreadDifferences()
+    if why == UNREAD_ROUGHLY:
+        return UnreadDifferences(frozenset(wrong), why)
     agreeing = frozenset(row for row in wrong if structure.kind[row] == "param_grad" and pairs.dimensions[row] > 1)
     return UnreadDifferences(frozenset(wrong), why, agreeing)
 

@@ -16,6 +16,7 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
 from tensortap.compare.say import sentence
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
@@ -155,7 +156,7 @@ def _far_off(matched: Matched, judgement: Judgement) -> str:
     rows = [
         row
         for row in judgement.unjudged
-        if judgement.rule[row] == MOST_CAME_IN
+        if judgement.rule[row] in (MOST_CAME_IN, UNREAD_ROUGHLY)
         or (judgement.rule[row] == ROUNDING_INSIDE and matched.measures.rel_l2[row] > _FAR)
     ]
     if not rows:

@@ -13,7 +13,7 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.recomputations import changed_recomputations
 from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, ROUNDING_INSIDE
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
-from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING
+from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
@@ -121,7 +121,7 @@ def count_unjudged_by_ties(judgement: Judgement) -> int:
 
 def _unread(judgement: Judgement) -> list[str]:
     """Return a note on differences that nothing reads."""
-    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING)}
+    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY)}
     return [
         f"not judged: {times:,} pair{'s' * (times > 1)} that begin in the forward pass; {why}"
         for why, times in counts.items()

@@ -268,13 +268,16 @@ def _assumed(pair: JudgedPair, amount: float) -> float:
 
 
 def _rounding_of_mean(pair: JudgedPair) -> float:
-    """A running mean is an average of numbers that may cancel out: it is off by an epsilon of their size."""
+    """A running mean is an average of numbers that may cancel out: it is off by an epsilon of their size.
+    That may be one of a short dtype."""
     evidence, elements = pair.evidence, pair.evidence.pairs.elements
     sizes = [evidence.l2[source] / max(1, int(elements[source])) ** 0.5 for source in pair.sources_of("input")]
     if not pair.is_vector or not sizes or not pair.l2 > 0:
         return 0.0
     size = max(sizes) * int(elements[pair.row]) ** 0.5
-    return float(min(MOST_ASSUMED, pair.base / _ROUNDINGS_OF_LONG * size / pair.l2))
+    given = [evidence.base[source] for source in pair.sources_of("input")]
+    short = max((base for base in given if base >= _SHORT), default=0.0)
+    return float(min(MOST_ASSUMED, max(pair.base / _ROUNDINGS_OF_LONG, short) * size / pair.l2))
 
 
 def _error_of_activations(pair: JudgedPair) -> float:
