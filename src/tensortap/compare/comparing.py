@@ -13,6 +13,7 @@ from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadabl
 from tensortap.compare.join.differing import with_differing_ranks
 from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
+from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement, judge
@@ -142,6 +143,7 @@ def open_comparison(
         parallel=parallel,
     )
     if joining:
+        comparison = replace(comparison, rank_parts=rank_parts(joining, matched))
         comparison = with_differing_ranks(comparison, *apart)
     sources = (reference_source, candidate_source, *options.noise, options.truth)
     in_memory = any(isinstance(source, Run) and source.in_memory for source in sources)

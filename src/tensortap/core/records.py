@@ -377,6 +377,22 @@ class Unmatched:
 
 
 @dataclass(frozen=True, eq=False)
+class RankParts:
+    """The ranks behind the pairs of a comparison whose records were joined over ranks."""
+
+    side: str
+    """The side that the ranks are of: "candidate", or "reference" if only that one has several."""
+    axes: tuple[str, ...]
+    """Names of the mesh axes; empty if they are not known."""
+    coordinates: Mapping[int, tuple[int, ...]]
+    """Position of each rank along the axes."""
+    holders: Sequence[tuple[int, ...]]
+    """Sets of ranks that hold a record together: its shards, replicas or summands."""
+    of_pair: Any = field(repr=False)
+    """For each pair, the index of its set in `holders`, as an array."""
+
+
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """The result of comparing two runs. `str()` of it is the sentence."""
 
@@ -410,6 +426,8 @@ class Comparison:
     """The result of zooming into the module of `first`, if `zoom=` asked for it; a `tensortap.zoom.result.Zoom`."""
     unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
+    rank_parts: RankParts | None = field(default=None, repr=False)
+    """Which ranks hold a part of each pair, if records were joined over ranks."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -24,7 +24,8 @@ export class Data {
 
   static async open() {
     const data = new Data(await jsonBlock("head"));
-    await data.columns.load([...FIRST, data.size, "tolerance", "exact"]);
+    const ofRanks = data.head.mesh ? ["holders"] : [];
+    await data.columns.load([...FIRST, ...ofRanks, data.size, "tolerance", "exact"]);
     return data;
   }
 

@@ -49,7 +49,7 @@ function build(app, data) {
   const tensor = new Tensor(data, selection);
   const trend = new Trend(data, selection);
   const tabs = new Tabs(panels(data, trend), selection);
-  const heat = head.ranks.length > 1 ? new HeatMap(data, selection, ramp) : null;
+  const heat = head.ranks.length > 1 || head.mesh ? new HeatMap(data, selection, ramp) : null;
   const page = { data, selection, births, table, trend, tensor };
   const keys = new Keys(page);
   const toolbar = new Toolbar(data, selection, births, () => keys.help());

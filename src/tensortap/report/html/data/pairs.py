@@ -42,7 +42,14 @@ _MAPPED = {
     "path_candidate": ("path, candidate", "The candidate's name of the tensor, if it differs."),
     "layout": ("layout", "How the candidate's tensor is rearranged to match the reference."),
 }
-_ONE_SIDED = {"missing": "never comes", "extra": "comes, though not in the reference"}
+_WITHOUT_ROW = {
+    "missing": "never comes",
+    "extra": "comes, though not in the reference",
+    "recomputed": "its recomputation makes other values",
+    "replica": "its replicas differ",
+    "layout": "its parts do not make up the whole",
+}
+"""What is wrong with a record that is no pair, by status."""
 
 
 class PairsData:
@@ -59,6 +66,9 @@ class PairsData:
         found, words = self.outline.columns()
         more, more_words = self._judged()
         found += more + self._measured() + self._sides()
+        if (parts := self.comparison.rank_parts) is not None:
+            text = "The set of ranks that hold it: an index into `mesh.holders`."
+            found.append(PageColumn("holders", np.asarray(parts.of_pair, np.int64), "ranks", text))
         return found, words | more_words
 
     def head(self) -> Head:
@@ -70,12 +80,37 @@ class PairsData:
             first=0 if comparison.first is not None and self.births else None,
             births=self.births,
             by_step=self._by_step(),
-            own={"unmatched": self._unmatched()},
+            own={"unmatched": self._unmatched(), "mesh": self._mesh()},
             runs={"reference": comparison.reference, "candidate": comparison.candidate},
             settings=self.settings,
             notes=comparison.notes,
             definitions=PAIRS,
         )
+
+    def _mesh(self) -> dict[str, Any] | None:
+        """The ranks whose records were joined, for the rows of the map; None if nothing was joined."""
+        parts = self.comparison.rank_parts
+        if parts is None:
+            return None
+        codes = {name: code for code, name in enumerate(self.outline.modules.names)}
+        ranks = list(parts.coordinates)
+        found = [birth for birth in self.comparison.births if birth.layout is not None and birth.module in codes]
+        return {
+            "side": parts.side,
+            "axes": [clean(axis) for axis in parts.axes],
+            "ranks": [{"rank": rank, "at": list(parts.coordinates[rank])} for rank in ranks],
+            "holders": [[ranks.index(rank) for rank in each] for each in parts.holders],
+            "births": [
+                {
+                    "row": birth.row,
+                    "module": codes[birth.module],
+                    "step": birth.key.step,
+                    "ranks": [ranks.index(rank) for rank in birth.layout.ranks if rank in parts.coordinates],
+                }
+                for birth in found
+                if birth.layout is not None
+            ],
+        }
 
     @property
     def settings(self) -> list[Setting]:
@@ -178,7 +213,7 @@ class PairsData:
                 "cause": birth.cause.value,
                 "title": clean(birth.key),
                 "text": (
-                    f"{CAUSES[birth.cause].label}: {_ONE_SIDED[birth.status]}; "
+                    f"{CAUSES[birth.cause].label}: {_WITHOUT_ROW.get(birth.status, birth.status)}{_on_ranks(birth)}; "
                     f"inspect {clean(display_name(birth.module))}"
                 ),
             }
@@ -261,6 +296,14 @@ def command(comparison: Comparison, birth: Finding) -> str:
 def _places(comparison: Comparison) -> list[int]:
     """Return the rows of the births."""
     return [birth.row for birth in comparison.births if birth.row is not None]
+
+
+def _on_ranks(birth: Finding) -> str:
+    """Name the ranks of a finding that concerns some of them."""
+    if birth.layout is None or not birth.layout.ranks:
+        return ""
+    ranks = birth.layout.ranks
+    return f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)})"
 
 
 def _seen(comparison: Comparison) -> list[Finding]:
