@@ -47,7 +47,7 @@ class SettingDifferences:
     def attributes(self) -> dict[str, tuple[ArgumentDifference, ...]]:
         """By module, in the reference's names: the attributes that both sides have, and that differ."""
         found = {}
-        for ours, theirs in self.modules() if self._comparable else ():
+        for ours, theirs in self._modules_alike() if self._comparable else ():
             values = self._value("reference", "attributes", ours), self._value("candidate", "attributes", theirs)
             if None not in values and (others := tuple(_others(*values))):  # type: ignore[arg-type]
                 found[ours] = others
@@ -85,6 +85,15 @@ class SettingDifferences:
         steps = {pair[0]: pair[1] for pair in distinct(left.step[alignment.reference], right.step[alignment.candidate])}
         names = dict(self.modules()) if ours and theirs else {}
         return LoopDifferences(ours, theirs, steps, lambda name: _renamed(name, names))
+
+    def _modules_alike(self) -> list[tuple[str, str]]:
+        """Return the modules that both sides have, without those that only share weights under two names: one of these
+        may be a part of the other."""
+        called = self._reference.kind.among(("input", "output"))[self._alignment.reference]
+        ours, theirs = self._reference.names("module"), self._candidate.names("module")
+        rows = self._alignment.reference[called], self._alignment.candidate[called]
+        both = {(ours.words[a], theirs.words[b]) for a, b in distinct(ours.codes[rows[0]], theirs.codes[rows[1]])}
+        return [pair for pair in self.modules() if pair[0] == pair[1] or pair in both]
 
     def modules(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each module that both sides have, on either side."""

@@ -18,6 +18,7 @@ __all__ = [
     "attribute_notes",
     "describe_attributes",
     "describe_dtype",
+    "describe_one_sided_modules",
     "describe_order",
     "describe_uncompared",
     "dtype_note",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 _FEW, _MOST_ATTRIBUTES = 3, 3
+_OF_CONTAINERS = {Cause.OUTPUT, Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.CONTAINER_BACKWARD}
 _EVERYWHERE = 0.25
 """Share of pairs with other dtypes from which on another precision is the run's, not a mistake of one module."""
 
@@ -38,6 +40,27 @@ def describe_attributes(first: Finding, settings: SettingDifferences) -> str:
     more = f", and {len(parts) - _MOST_ATTRIBUTES} more differ" if len(parts) > _MOST_ATTRIBUTES else ""
     text = ", ".join(parts[:_MOST_ATTRIBUTES]) + more
     return f" {text[0].upper()}{text[1:]}."
+
+
+def describe_one_sided_modules(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the blamed module calls modules that only one side has: the error may be theirs."""
+    inside = f"{first.module}." if first.module else ""
+    sides = (
+        ("reference", matched.reference, matched.alignment.only_reference),
+        ("candidate", matched.candidate, matched.alignment.only_candidate),
+    )
+    paired = set(matched.reference.module.at(matched.alignment.reference))
+    parts = []
+    for name, side, rows in sides:
+        outputs = rows[side.kind.among(("output",))[rows]]
+        modules = dict.fromkeys(side.module.at(outputs))
+        found = [each for each in modules if each.startswith(inside) and each not in paired]
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            parts.append(f"{found[0]}{more} of the {name}")
+    if len(parts) < 2 or first.cause not in _OF_CONTAINERS:
+        return ""
+    return f" But {' and '.join(parts)} have no counterpart and were not compared: the error may be inside them."
 
 
 def attribute_notes(settings: SettingDifferences, said: Collection[str], matches: bool) -> list[str]:

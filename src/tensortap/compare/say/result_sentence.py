@@ -62,6 +62,7 @@ def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings) + describe_loop(first, matched.settings.loop)
     settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
+    settings = beside.describe_one_sided_modules(first, matched) + settings
     return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
 
 
