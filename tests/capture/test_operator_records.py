@@ -167,9 +167,9 @@ def test_gradients_are_those_of_the_operators_backward() -> None:
     _, tap = train(Blocks, True, operators="layers.1", keep="tensors")
     gradients = tap.run.records(step=0, kind="operator", phase="backward")
     records = {each.key.path: tap.run.load(each) for each in gradients}
-    doubled = f"Doubled@{HERE}:{line_of('scores = Doubled.apply')}"
+    doubled = f"grad Doubled@{HERE}:{line_of('scores = Doubled.apply')}"
     assert (records[doubled] == 2 * records[f"{doubled}#2"]).all()
-    assert f"bmm@{HERE}:{line_of('scores = self.q(x) @')}[1]" in records
+    assert f"grad bmm@{HERE}:{line_of('scores = self.q(x) @')}[1]" in records
 
 
 def test_a_custom_operator_is_one_operator() -> None:
@@ -186,7 +186,7 @@ def test_a_custom_operator_is_one_operator() -> None:
     _, tap = train(lambda: Custom(8, 8), True, operators="(root)")
     found = [path.partition("@")[0] for path in operators(tap)]
     assert found == ["addmm", "thrice"]
-    assert operators(tap, phase="backward")[0].startswith("thrice@")
+    assert operators(tap, phase="backward")[0].startswith("grad thrice@")
 
 
 def test_a_triton_kernel_is_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import tensortap as tt  # noqa: E402
 from tensortap.core.operator_paths import OperatorPath, parse_operator  # noqa: E402
+from tensortap.core.records import MODULE_KINDS  # noqa: E402
 from tensortap.core.sequences import best_alignment  # noqa: E402
 
 MODEL = """import torch, torch.nn as nn
@@ -121,7 +122,7 @@ def test_a_wrong_backward_is_named_at_its_operator(tmp_path: Path) -> None:
     right = record(tmp_path, "reference", wrong, (function[0], function[1].replace("FACTOR", "1")))
     result = tt.compare(right, record(tmp_path, "candidate", wrong, (function[0], function[1].replace("FACTOR", "2"))))
     assert result.verdict == "diverged" and result.first is not None
-    assert result.first.operator is not None and result.first.operator.reference == "Twice@reference.py:13"
+    assert result.first.operator is not None and result.first.operator.reference == "grad Twice@reference.py:13"
 
 
 def test_operators_of_one_run_alone_are_left_out_with_a_note(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_operators_of_other_modules_are_counted(tmp_path: Path) -> None:
     "path",
     [
         OperatorPath("softmax", "attention.py:48"),
-        OperatorPath("mul", "a.py:1", 3, 2),
+        OperatorPath("mul", "a.py:1", 3, 2, gradient=True),
         OperatorPath("native_layer_norm", "", 1, 1, "~2"),
         OperatorPath("Doubled.<locals>.F", "<stdin>:7", 12),
     ],
@@ -178,3 +179,32 @@ def test_show_and_the_page_have_operators(tmp_path: Path) -> None:
             "_softmax@reference.py:11"
         ]
     assert tt.health(tmp_path / "runs" / "reference").verdict == "healthy"
+
+
+def test_an_operator_is_not_taken_for_one_behind_a_module(tmp_path: Path) -> None:
+    after = ("        return self.o(y * gate)", "        y = self.o(y)\n        return y * gate")
+    before = ("        return self.o(y * gate)", "        y = y * gate\n        return self.o(y)")
+    result = tt.compare(record(tmp_path, "reference", after), record(tmp_path, "candidate", before))
+    assert result.first is not None and result.first.operator is not None
+    assert result.first.operator.added == ("mul@candidate.py:14",)
+
+
+def test_a_missing_operator_is_found_behind_others_that_are_right(tmp_path: Path) -> None:
+    first = (
+        "        y = weights",
+        "        x = x - 1\n        low = x.amin(-1, keepdim=True)\n        y = low * weights",
+    )
+    changed = (first[0], first[1].replace("x = x - 1", "pass").replace("x.amin", "(x * 1).amin"))
+    result = tt.compare(record(tmp_path, "reference", first), record(tmp_path, "candidate", changed))
+    assert result.first is not None and result.first.operator is not None
+    assert "sub@reference.py:12" in result.first.operator.missing
+
+
+@pytest.mark.parametrize(
+    "change", [(SCALE, ""), REWRITTEN, ("softmax(-1)", "softmax(-2)"), ("weights @", "weights.detach() @")]
+)
+def test_operators_change_no_verdict(change: tuple[str, str], tmp_path: Path) -> None:
+    reference, candidate = record(tmp_path, "reference"), record(tmp_path, "candidate", change)
+    alone, both = tt.compare(reference, candidate, kinds=MODULE_KINDS), tt.compare(reference, candidate)
+    assert alone.verdict == both.verdict
+    assert (alone.first and alone.first.key) == (both.first and both.first.key)

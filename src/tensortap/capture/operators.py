@@ -102,4 +102,5 @@ class OperatorRecords:
         """Record the gradients that the backward of an operator has computed, one for each operand."""
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self.record(site, call, "backward", str(operator._replace(part=index)), gradient)
+                path = operator._replace(part=index, gradient=True)
+                self.record(site, call, "backward", str(path), gradient)

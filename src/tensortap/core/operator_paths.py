@@ -2,7 +2,8 @@
 
 softmax@attention.py:48          the first softmax of that line in a call of the module
 softmax@attention.py:48#2        the second
-native_layer_norm@block.py:9[1]  its second result; in backward, the gradient of its second operand
+native_layer_norm@block.py:9[1]  its second result
+grad mul@block.py:12[1]          the gradient of its second operand, which its backward computed
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any, NamedTuple
 
 __all__ = ["OperatorPath", "OperatorPlace", "parse_operator"]
 
-_FORM = re.compile(r"(?P<name>.*?)(?:@(?P<place>[^@#\[~]*))?(?:#(?P<nth>\d+))?(?:\[(?P<part>\d+)\])?(?P<again>~\d+)?")
+_FORM = re.compile(
+    r"(?P<gradient>grad )?(?P<name>.*?)(?:@(?P<place>[^@#\[~]*))?"
+    r"(?:#(?P<nth>\d+))?(?:\[(?P<part>\d+)\])?(?P<again>~\d+)?"
+)
 
 
 class OperatorPath(NamedTuple):
@@ -28,12 +32,20 @@ class OperatorPath(NamedTuple):
     """Which of its results; in backward, which of its operands the gradient is for."""
     again: str = ""
     """"~2" in a second backward through the same graph."""
+    gradient: bool = False
+    """Whether it is what the operator's backward computed."""
+
+    @property
+    def operator(self) -> OperatorPath:
+        """The operator itself, whichever of its records this is."""
+        return self._replace(part=0, again="", gradient=False)
 
     def __str__(self) -> str:
+        grad = "grad " if self.gradient else ""
         place = f"@{self.place}" if self.place else ""
         nth = f"#{self.nth}" if self.nth > 1 else ""
         part = f"[{self.part}]" if self.part else ""
-        return f"{self.name}{place}{nth}{part}{self.again}"
+        return f"{grad}{self.name}{place}{nth}{part}{self.again}"
 
     @property
     def in_words(self) -> str:
@@ -69,10 +81,10 @@ def parse_operator(path: str) -> OperatorPath:
     """Return the parts of a path.
 
     >>> parse_operator("softmax@attention.py:48#2")
-    OperatorPath(name='softmax', place='attention.py:48', nth=2, part=0, again='')
+    OperatorPath(name='softmax', place='attention.py:48', nth=2, part=0, again='', gradient=False)
     """
     found = _FORM.fullmatch(path)
     if found is None:
         return OperatorPath(path)
     nth, part = int(found["nth"] or 1), int(found["part"] or 0)
-    return OperatorPath(found["name"], found["place"] or "", nth, part, found["again"] or "")
+    return OperatorPath(found["name"], found["place"] or "", nth, part, found["again"] or "", bool(found["gradient"]))

@@ -60,10 +60,10 @@ class _Places:
         self, call: CallRows, phase: str, after: int | None, before: int | None, limit: int | None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return operators that one side alone has, between two pairs of a call: the reference's, the candidate's."""
-        matched, alone = self._matched, self._matched.operators
+        matched, operators = self._matched, self._matched.operators
         sides = (
-            (matched.reference, matched.alignment.reference, alone.only_reference.tolist(), matched.reference.path),
-            (matched.candidate, matched.alignment.candidate, alone.only_candidate.tolist(), self._own),
+            (matched.reference, matched.alignment.reference, operators.only_reference.tolist(), matched.reference.path),
+            (matched.candidate, matched.alignment.candidate, operators.only_candidate.tolist(), self._own),
         )
         found = []
         for at, (side, rows, only, paths) in enumerate(sides):
@@ -71,7 +71,9 @@ class _Places:
             last = float("inf") if before is None else int(side.seq[rows[before]])
             if before is None and limit is not None:
                 last = limit if not at else last
-            here = [row for row in _of_call(side, only, call, phase) if first < int(side.seq[row]) < last]
+            alone = [row for row in _of_call(side, only, call, phase) if int(side.seq[row]) < last]
+            # Code that ran between need not have to do with it: without one there, it is the nearest before.
+            here = [row for row in alone if first < int(side.seq[row])] or alone[-1:]
             names = dict.fromkeys(str(parse_operator(paths[row])._replace(part=0)) for row in here)
             found.append(tuple(names))
         return found[0], found[1]
