@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tensortap as tt  # noqa: E402
@@ -329,3 +330,40 @@ def test_paddle_says_that_it_has_no_operators() -> None:
     paddle = pytest.importorskip("paddle")
     with pytest.raises(UsageError, match="recording operators is not available for paddle"):
         tt.capture(paddle.nn.Linear(4, 4), operators="*")
+
+
+def test_modules_on_other_threads_are_seen() -> None:
+    class Threaded(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            made: list[Any] = []
+            thread = threading.Thread(target=lambda: made.append(self.inner(x)))
+            thread.start()
+            thread.join()
+            return super().forward(made[0]).tanh()
+
+    _, tap = train(Threaded, True, operators="*")
+    assert [path.partition("@")[0] for path in operators(tap, module="")] == ["addmm", "tanh"]
+    assert [path.partition("@")[0] for path in operators(tap, module="inner")] == ["addmm"]
+
+
+def test_a_mode_of_the_users_stays_as_it_is() -> None:
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counting.count += 1
+            return func(*args, **(kwargs or {}))
+
+    class Inside(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            with Counting():
+                return super().forward(x).tanh()
+
+    train(lambda: Inside(8, 8), False)
+    plain, Counting.count = Counting.count, 0
+    _, tap = train(lambda: Inside(8, 8), True, operators="*")
+    assert Counting.count == plain and len(operators(tap)) == 2

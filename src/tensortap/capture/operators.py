@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ class _OpenCall:
     counts: Counter[OperatorPath] = field(default_factory=Counter)
 
 
+@dataclass(slots=True, eq=False)
+class _Thread:
+    """A thread that calls modules: its calls in progress, and what shows its operators."""
+
+    watch: OperatorWatch
+    open: list[_OpenCall] = field(default_factory=list)
+
+
 class OperatorRecords:
     """Follows the calls of modules, and watches operators while the innermost one is a chosen module."""
 
@@ -41,8 +50,8 @@ class OperatorRecords:
         self._selection = selection
         self._book = book
         self._gradients = gradients
-        self._open: list[_OpenCall] = []
-        self._watch: OperatorWatch | None = None
+        self._threads: dict[int, _Thread] = {}
+        """By the thread's number. Frameworks see the operators of one thread alone."""
         self.record: Callable[[Site, ModuleCall, str, str, Any], None] = lambda *_: None
         """Records a tensor of a site's call: phase, path, tensor."""
         self.hold: Callable[[Remove], None] = lambda _: None
@@ -51,7 +60,7 @@ class OperatorRecords:
     def use(self, guard: Guard) -> None:
         """Take the guard of all callbacks."""
         self._on_sent = guard(self._sent)
-        self._watch = tracer_of(self._framework).operator_watch(self._ran, lambda remove: self.hold(remove), guard)
+        self._guard = guard
 
     def note_compiled(self, sites: Sequence[Site]) -> None:
         """Report the chosen modules whose operators no watch can see."""
@@ -64,32 +73,39 @@ class OperatorRecords:
         if wanted and site.compiled:
             self._book.remark(site.name, _COMPILED)
             wanted = False
-        self._open.append(_OpenCall(site, call, wanted))
-        self._update()
+        thread = self._thread()
+        thread.open.append(_OpenCall(site, call, wanted))
+        _update(thread)
 
     def left(self, call: ModuleCall | None) -> None:
         """End a call, with those inside whose end an exception skipped."""
-        if any(each.call is call for each in self._open):
-            while self._open.pop().call is not call:
+        thread = self._thread()
+        if any(each.call is call for each in thread.open):
+            while thread.open.pop().call is not call:
                 pass
-        self._update()
+        _update(thread)
 
     def end_step(self) -> None:
         """Stop, also after an interrupt that no hook saw."""
-        self._open.clear()
-        self._update()
+        for thread in self._threads.values():
+            thread.open.clear()
+            thread.watch.stop()
+        self._threads.clear()
 
-    def _update(self) -> None:
-        if self._watch is None:
-            return
-        # What the outer module computed last is complete before the inner one runs, and the other way round.
-        self._watch.stop()
-        if self._open and self._open[-1].wanted:
-            self._watch.start()
+    def _thread(self) -> _Thread:
+        """Return the thread that is running."""
+        number = threading.get_ident()
+        if number not in self._threads:
+            watch = tracer_of(self._framework).operator_watch(self._ran, self._hold, self._guard)
+            self._threads[number] = _Thread(watch)
+        return self._threads[number]
+
+    def _hold(self, remove: Remove) -> None:
+        self.hold(remove)
 
     def _ran(self, name: str, line: SourceLine | None, tensors: Sequence[Any]) -> Sent | None:
         """Record the results of an operator."""
-        here = self._open[-1]
+        here = self._threads[threading.get_ident()].open[-1]
         operator = OperatorPath(name, "" if line is None else str(line))
         here.counts[operator] += 1
         operator = operator._replace(nth=here.counts[operator])
@@ -104,3 +120,13 @@ class OperatorRecords:
             if gradient is not None:
                 path = operator._replace(part=index, gradient=True)
                 self.record(site, call, "backward", str(path), gradient)
+
+
+def _update(thread: _Thread) -> None:
+    """Watch operators while the innermost module is a chosen one.
+
+    What the outer module computed last is complete before the inner one runs, and the other way round.
+    """
+    thread.watch.stop()
+    if thread.open and thread.open[-1].wanted:
+        thread.watch.start()

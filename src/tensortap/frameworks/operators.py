@@ -23,7 +23,7 @@ OperatorRan = Callable[[str, "SourceLine | None", Sequence[Any]], "Sent | None"]
 
 
 class OperatorWatch(Protocol):
-    """Shows operators while they run."""
+    """Shows the operators of one thread while they run."""
 
     def start(self) -> None:
         """Show the operators that this thread runs from now on."""

@@ -81,10 +81,13 @@ class TorchOperatorWatch(TorchDispatchMode):  # type: ignore[misc]  # torch is u
             self._thread = threading.get_ident()
             self.__enter__()
             self._launches.place()
-        self._quiet = self._thread != threading.get_ident()
+        self._quiet = False
 
     def stop(self) -> None:
-        if self._thread != threading.get_ident():
+        if self._thread is None:
+            return
+        if self._thread != threading.get_ident():  # a thread that was interrupted; its mode ends with it
+            self._quiet = True
             return
         self._finish(None)
         self._last = self._function = None
