@@ -266,6 +266,7 @@ class Experts(nn.Module):
     def __init__(self, first: int = 0, count: int = 4) -> None:
         super().__init__()
         self.ep_size, self.first = 4 // count, first
+        self.local_expert_indices = list(range(first, first + count))  # as Megatron's layers have it
         experts = [nn.Linear(HIDDEN, HIDDEN) for _ in range(4)]
         self.experts = nn.ModuleList(experts[first : first + count])
 
@@ -295,11 +296,14 @@ def mixture(first: int = 0, count: int = 4) -> MixtureModel:
     return MixtureModel(first, count)
 
 
-def ep(rank: int, swapped: bool = False) -> Trained:
-    """Two experts on each process, under local names. `swapped`: each has the parameters of the other's experts."""
+def ep(rank: int, swapped: bool = False, named: bool = False) -> Trained:
+    """Two experts on each process, under local names.
+
+    swapped: each has the parameters of the other's experts. named: the layout gives their global names.
+    """
     names = {
         "mesh": {"ep": 2},
-        "names": {"moe.experts.{i}": "moe.experts.{i+ep*2}"},
+        **({"names": {"moe.experts.{i}": "moe.experts.{i+ep*2}"}} if named else {}),
         "layout": {"*": ["a", "a b"], "*:output": "b s h", "*:input": ["b s", "b s h"]},
     }
 
@@ -403,6 +407,7 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
         "pp": pp,
         "hf_tp": hf_tp,
         "ep": ep,
+        "ep_named": partial(ep, named=True),
         "ep_swapped": partial(ep, swapped=True),
         **{f"megatron_{mistake}": partial(megatron, mistake=mistake) for mistake in MISTAKES},
     },

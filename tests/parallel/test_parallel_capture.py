@@ -12,6 +12,7 @@ from parallel_models import LAYOUTS, reference
 import tensortap as tt
 from tensortap.core.placement import Mesh
 from tensortap.core.records import Key, Record, Summary
+from tensortap.frameworks.torch.placements.stages import global_expert_names
 from tensortap.kernels.summary.reference import merge
 from tensortap.store.run import Run
 
@@ -98,6 +99,33 @@ def test_a_stage_has_global_names_and_its_own_root(runs: Path) -> None:
     }  # fmt: skip
     assert {each.key.micro for each in run.records(step=0, phase="forward")} == {0, 1}
     assert not any(each.summary.nonfinite for each in run)
+
+
+def test_experts_know_their_numbers_in_the_whole(runs: Path) -> None:
+    for name in ("ep", "ep_named"):
+        run = tt.open(runs / name)
+        assert run.renames(0) == {} and run.renames(1) == {
+            "moe.experts.0": "moe.experts.2",
+            "moe.experts.1": "moe.experts.3",
+        }
+        mine = {each.key.module for each in run.records(rank=1) if "experts." in each.key.module}
+        assert mine == {"moe.experts.2", "moe.experts.3"}
+        assert all("ep" not in each.placement.axes for each in run.records(module=mine) if each.placement)
+
+
+def test_numbers_of_experts_and_layers_together() -> None:
+    class Around:
+        local_expert_indices = (4, 5)
+
+    modules = [("layers.0", object()), ("layers.0.mlp", Around())]
+    modules += [(f"layers.0.mlp.experts.local_experts.{n}", object()) for n in range(2)]
+    modules += [(f"layers.0.mlp.router.parts.{n}", object()) for n in range(3)]
+    assert global_expert_names(modules) == {
+        "layers.0.mlp.experts.local_experts.0": "layers.0.mlp.experts.local_experts.4",
+        "layers.0.mlp.experts.local_experts.1": "layers.0.mlp.experts.local_experts.5",
+    }
+    Around.local_expert_indices = (4, 4)
+    assert global_expert_names(modules) == {}
 
 
 def test_flat_parameters_have_gradients_of_their_own(runs: Path) -> None:

@@ -13,6 +13,10 @@ from tensortap.frameworks.placing import ModelPlacer
 __all__ = ["GlobalNames"]
 
 
+_EXPERTS = "ep"
+"""The mesh axis along which processes hold other experts."""
+
+
 class GlobalNames:
     """Finds the global names: by the user's rules, else by numbers that layers know of themselves."""
 
@@ -33,7 +37,9 @@ class GlobalNames:
     def __call__(self, modules: Sequence[tuple[str, Any]]) -> Mapping[str, str]:
         """Return the global name of each module by its own name."""
         given = self._layout.rename([name for name, _ in modules], self._numbers)
-        known = {} if self._model is None else self._model.global_names(modules)
+        layers = {} if self._model is None else self._model.global_names(modules)
+        experts = {} if self._model is None else self._model.expert_names(modules)
+        known = {**layers, **{own: _renamed_around(new, layers) for own, new in experts.items()}}
         found = {}
         for name, _ in modules:
             if name in given:
@@ -42,12 +48,20 @@ class GlobalNames:
                     self.axes[found[name]] = sorted({"pp" if axis == "stage" else axis for axis in axes} | axes)
             else:
                 found[name] = _renamed(name, known)
+                if _EXPERTS in self._numbers and any(name == own or name.startswith(f"{own}.") for own in experts):
+                    self.axes[found[name]] = [_EXPERTS]
         if len(set(found.values())) < len(found):
             both = next(new for new in found.values() if list(found.values()).count(new) > 1)
             old = [name for name, new in found.items() if new == both]
             raise UsageError(f"{self._layout.where}: [names] gives {' and '.join(old)} the same name, {both}")
         self.renames = {own: new for own, new in found.items() if own != new}
         return found
+
+
+def _renamed_around(name: str, known: Mapping[str, str]) -> str:
+    """Return the global name of an expert with the list that it is in renamed, as the layers of a stage are."""
+    container, _, number = name.rpartition(".")
+    return f"{_renamed(container, known)}.{number}"
 
 
 def _renamed(name: str, known: Mapping[str, str]) -> str:

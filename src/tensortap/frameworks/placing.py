@@ -53,6 +53,9 @@ class ModelPlacer(Protocol):
     def global_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
         """Return the names in the whole model of modules, by their own names, where they differ."""
 
+    def expert_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
+        """Return the names in the whole model of experts of which each process holds some, by their own names."""
+
     def of_tensor(self, tensor: Any) -> Placement | None:
         """Return what the tensor itself says; None if it says nothing."""
 

@@ -45,6 +45,9 @@ class PaddlePlacer:
     def global_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
         return {}
 
+    def expert_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
+        return {}
+
     def of_tensor(self, tensor: Any) -> Placement | None:
         return dist_placement(tensor) if tensor.is_dist() else None
 

@@ -50,6 +50,8 @@ WEIGHTS = 64
 Elements of one byte have 128 orders, wider ones 64, 32 and 16."""
 SCRATCH = 8 * 8192
 """Bytes of scratch memory that one thread needs, aligned to 64."""
+_MANY_GROUPS = 48
+"""Groups of a piece from which on the signs of its whole row are computed: pieces of the next rows share them."""
 _FOLD = 8  # rows that are summed in float32 before the sums are added in float64: few enough to lose no precision
 _LARGE = 1e37  # a few such numbers overflow a float32 sum, so these rows are added one by one
 
@@ -359,6 +361,16 @@ def _piece_sketch(like: Any, few: int, values: int, g: int, groups: int, row: in
 
 
 @_compiled()
+def _piece_of_row(like: Any, few: int, values: int, g: int, groups: int, row: int, moved: int, signs: Any) -> None:
+    """The same, with the signs of all slots of the row."""
+    size = 8 * like.itemsize
+    shift = np.uint32(8 * (row & 3))
+    for i in range(groups):
+        slot = (g + i) ^ moved
+        add_signed(like, few + slot * size, values + i * size, np.uint32(signs[slot] >> shift))
+
+
+@_compiled()
 def _piece_signs(row: int, g: int, groups: int, moved: int, seed: Any, out: Any) -> None:
     """Compute the sign bits of neighbouring groups of one row of the whole."""
     first = np.uint64(row >> 2) * np.uint64(128)
@@ -414,14 +426,19 @@ def _pieces(
         source, numbers = raw + (at - begin) * itemsize, values + (at - begin) * like.itemsize
         if shift != 0 or count & 7 != 0 or source & 7 != 0:
             source = _shifted(source, count, shift, itemsize, groups, scratch + _PIECE)
-            numbers = _shifted(numbers, count, shift, like.itemsize, groups, scratch + _PIECE_VALUES)
+            if raw == values:  # elements that need no conversion
+                numbers = source
+            else:
+                numbers = _shifted(numbers, count, shift, like.itemsize, groups, scratch + _PIECE_VALUES)
         moved = _moved(row, seeds[1])
         digest += _piece_digest(source, g, groups, row, moved, itemsize, constants)
+        if groups >= _MANY_GROUPS and row >> 2 != signs_of:
+            signs_of = row >> 2
+            _signs(row, seeds[0], full_signs)
         if groups == 128:
-            if row >> 2 != signs_of:
-                signs_of = row >> 2
-                _signs(row, seeds[0], full_signs)
             _add(like, scratch + _FEW, numbers, full_signs, moved, row)
+        elif row >> 2 == signs_of:
+            _piece_of_row(like, scratch + _FEW, numbers, g, groups, row, moved, full_signs)
         else:
             _piece_signs(row, g, groups, moved, seeds[0], signs)
             _piece_sketch(like, scratch + _FEW, numbers, g, groups, row, moved, signs)

@@ -27,7 +27,7 @@ from tensortap.frameworks.torch.placements.sharded import (
     gathered_parameters,
     piece_placement,
 )
-from tensortap.frameworks.torch.placements.stages import global_layer_names
+from tensortap.frameworks.torch.placements.stages import global_expert_names, global_layer_names
 from tensortap.frameworks.torch.placements.surroundings import (
     around,
     group_size_and_rank,
@@ -145,6 +145,9 @@ class TorchPlacer:
     # --- placements --------------------------------------------------------------------------------------------
     def global_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
         return global_layer_names(modules)
+
+    def expert_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
+        return global_expert_names(modules)
 
     def of_tensor(self, tensor: torch.Tensor) -> Placement | None:
         spec = spec_of(tensor)
