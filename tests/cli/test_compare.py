@@ -57,7 +57,7 @@ def compare(capsys: Capsys, *args: object) -> CommandResult:
 def test_without_options_everything_is_left_to_compare(capsys: Capsys, asked: Asked) -> None:
     compare(capsys, "matching", "b")
     none = ("mapping", "steps", "ranks", "modules", "rtol", "atol", "kinds", "truth", "workers", "engine", "address")
-    nothing = dict.fromkeys((*none, "progress"))
+    nothing = dict.fromkeys((*none, "zoom", "progress"))
     asked_for = {"reference": "matching", "candidate": "b", "rename": (), "noise": ()}
     assert asked.options == {**asked_for, "until_first": False, "device": "cpu", "details": 0, **nothing}
 
@@ -67,7 +67,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         *(capsys, "matching", "b", "--rename", "(?=a)b=c", "--rename", "x=", "--map", "rules.toml", "--step", "0,3:4"),
         *("--rank", 0, "--rank", 2, "--module", "layers.*", "--module", "(root)", "--kind", "output", "--rtol", "1e-3"),
         *("--atol", 0, "--noise", "a2", "--noise", "a3", "--until-first", "--workers", 3, "--device", "cuda"),
-        *("--truth", "exact", "--engine", "ray", "--address", "auto"),
+        *("--truth", "exact", "--engine", "ray", "--address", "auto", "--zoom", "a.py:f,b.py:g"),
     )
     assert ended.code == 0
     assert asked.options == {
@@ -83,6 +83,7 @@ def test_options_reach_compare(capsys: Capsys, asked: Asked) -> None:
         "atol": 0.0,
         "noise": ("a2", "a3"),
         "truth": "exact",
+        "zoom": ("a.py:f", "b.py:g"),
         "until_first": True,
         "details": 0,
         "workers": 3,
