@@ -31,6 +31,7 @@ def capture(
     overwrite: bool = False,
     on_error: str = "warn",
     compiled: str = "boundary",
+    emulate_casts: bool = False,
     max_buffer: int | None = None,
     max_memory: int | None = None,
     gather: bool = True,
@@ -66,7 +67,10 @@ def capture(
     overwrite: replace an earlier run at `path`.
     on_error: what an error inside the tap does. "warn" stops the recording, writes one line to stderr and the reason
         into the run, and training continues. "raise" raises CaptureError at the end of the step.
-    compiled: "boundary" sees compiled modules from outside; "eager" runs them uncompiled and sees everything.
+    compiled: "boundary" sees compiled modules from outside, and leaves their code as it is. "inside" compiles them
+        again with taps, and sees every module in the graph; torch only. "eager" runs them uncompiled and sees all.
+    emulate_casts: with compiled="inside", let inductor round between operations, as uncompiled code does. Taps then
+        change no bit; without it, they may change the rounding of bfloat16 and float16, because they split kernels.
     max_buffer: bytes of host memory that may wait for the disk.
     max_memory: upper bound in bytes for a run in memory. None is 2 GiB, or a quarter of the memory if that is less.
         Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept, with a line on
@@ -136,6 +140,7 @@ def capture(
         overwrite=overwrite,
         on_error=on_error,
         compiled=compiled,
+        emulate_casts=emulate_casts,
         max_buffer=max_buffer,
         gather=gather,
         max_memory=max_memory,

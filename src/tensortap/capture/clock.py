@@ -46,6 +46,12 @@ class ModuleCall:
     """Whether it opened a micro step."""
     reached: bool = False
     """Whether autograd reaches one of its inputs."""
+    in_graph: bool = False
+    """Whether compiled code has shown that it runs in a graph."""
+    around_graph: bool = False
+    """Whether it was seen from outside, and its graph runs now."""
+    watched_inside: frozenset[str] = frozenset()
+    """Paths of outputs whose gradient comes from inside its graph."""
 
 
 @dataclass(slots=True)

@@ -26,6 +26,21 @@ class Opened:
     closed: list[str]
     plain: Sequence[tuple[str, Any]] = ()
     """Plain values by path. A container without tensors is one value."""
+    arguments: Mapping[str, Any] | None = None
+    """The plain values in the form of `core.arguments.written`, where that is known already."""
+    detached: Sequence[str] | None = None
+    """Paths of all tensors that autograd does not reach, where the tensors themselves do not show it."""
+    paths: Sequence[str] = ()
+    """With `detached`: the paths of all tensors, also of those that are not at hand."""
+
+    def detached_paths(self, reaches: Callable[[Any], bool]) -> Sequence[str]:
+        """Return the paths of tensors that autograd does not reach."""
+        return self.detached if self.detached is not None else [p for p, tensor in self.tensors if not reaches(tensor)]
+
+    @property
+    def count(self) -> int:
+        """Number of tensors."""
+        return len(self.tensors) if self.detached is None else len(self.paths)
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:

@@ -42,17 +42,20 @@ class Modes:
 
     def observe(self) -> None:
         """Take note of a forward that is not recorded: it may show that the run trains."""
-        self._is_training_forward()
+        self._is_training_forward(self._framework.records_gradients())
 
     def gradient_came(self) -> None:
         """Take note of a gradient: the run trains."""
         self._trains = True
 
-    def enter(self, module: str, outermost: bool) -> Mode:
-        """Return the mode of the call that begins. `outermost`: no training call is in progress."""
+    def enter(self, module: str, outermost: bool, autograd: bool | None = None) -> Mode:
+        """Return the mode of the call that begins. `outermost`: no training call is in progress.
+
+        `autograd`: whether it is on, where only the caller knows. Compiled code runs with autograd off.
+        """
         if not self._open and not outermost:
             return "train"
-        mode = self._classify()
+        mode = self._classify(self._framework.records_gradients() if autograd is None else autograd)
         if mode == "train":
             self._open.clear()  # an evaluation that was interrupted never left its modules
             self._training_calls += 1
@@ -107,21 +110,21 @@ class Modes:
             )
         return found
 
-    def _is_training_forward(self) -> bool:
-        if getattr(self._root, "training", True) and self._framework.records_gradients():
+    def _is_training_forward(self, autograd: bool) -> bool:
+        if getattr(self._root, "training", True) and autograd:
             self._trains = self._uses_modes = True
             return True
         return False
 
-    def _classify(self) -> Mode:
+    def _classify(self, autograd: bool) -> Mode:
         if self._framework.tracing():
             return "trace"
-        return "eval" if self._separate and self._is_evaluation() else "train"
+        return "eval" if self._separate and self._is_evaluation(autograd) else "train"
 
-    def _is_evaluation(self) -> bool:
-        if self._is_training_forward():
+    def _is_evaluation(self, autograd: bool) -> bool:
+        if self._is_training_forward(autograd):
             return False
-        if self._framework.records_gradients():
+        if autograd:
             if not self._uses_modes or self._framework.recomputing():
                 return False
             self._eval_mode_calls += not self._open

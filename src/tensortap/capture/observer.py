@@ -21,6 +21,7 @@ from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
+from tensortap.capture.inside import InsideCalls, InsideOptions
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.messages import say
 from tensortap.capture.model_changes import ModelChanges
@@ -33,7 +34,13 @@ from tensortap.core.presentation import CoverageRows
 from tensortap.core.records import Coverage, Key
 from tensortap.errors import CaptureError, StoreWriteError, TensortapError, UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
-from tensortap.frameworks.capabilities import EagerExecution, GradientGraph, OperatorTraces, OptimizerSteps
+from tensortap.frameworks.capabilities import (
+    EagerExecution,
+    GradientGraph,
+    InsideGraphs,
+    OperatorTraces,
+    OptimizerSteps,
+)
 
 __all__ = ["Observer", "Sink"]
 
@@ -42,6 +49,7 @@ Self = TypeVar("Self", bound="Observer")
 _NEEDED_FOR: dict[type, str] = {
     EagerExecution: 'compiled="eager"',
     GradientGraph: "recording grad_input",
+    InsideGraphs: 'compiled="inside"',
     OperatorTraces: "recording operators",
     OptimizerSteps: "counting steps through optimizer=",
 }
@@ -80,16 +88,20 @@ class Observer:
         on_error: str = "warn",
         eager: bool | None = None,
         optimizer: Any = None,
+        inside: InsideOptions | None = None,
     ) -> None:
         """Place the hooks.
 
         eager: whether compiled modules run uncompiled; None if the caller has no such option.
+        inside: how modules inside compiled graphs are seen; None if they are not.
         """
         if on_error not in ("raise", "warn"):
             raise UsageError(f'on_error: {on_error!r} is neither "raise" nor "warn"')
         model = network_of(model)
         self._framework: Framework = framework_of(model)
         self._require_capabilities(selection, bool(eager), optimizer is not None)
+        if inside is not None:
+            self._require(InsideGraphs)
         self._selection = selection
         self._sink: Sink | None = None
         self._on_error = on_error
@@ -97,6 +109,7 @@ class Observer:
         self._clock = Clock()
         self._seconds = 0.0
         self._eager = eager
+        self._inside = inside
         self._idle_steps = 0
         self._error: BaseException | None = None
         self._stopped_in = 0
@@ -143,6 +156,8 @@ class Observer:
         if self._eager:
             undo.callback(self._require(EagerExecution).run_eagerly())
             self._book.notice("compiled modules ran uncompiled: an error of the compiler cannot show here")
+        if self._inside is not None:
+            self._see_inside(self._inside)
         self._watcher.place(self._guard, undo)
         changes = ModelChanges(
             self._framework,
@@ -163,6 +178,13 @@ class Observer:
         atexit.register(closer)
         undo.callback(atexit.unregister, closer)
         self._begin_step()
+
+    def _see_inside(self, options: InsideOptions) -> None:
+        framework = self._require(InsideGraphs)
+        taps = framework.graph_taps(frozenset(self._selection.kinds), options.emulate_casts)
+        self._watcher.inside = InsideCalls(taps, self._watcher, self._clock, self._book)
+        self._watcher.inside.address = framework.address
+        self._book.notice(taps.rounding)
 
     def _require_capabilities(self, selection: Selection, eager: bool, optimizer: bool) -> None:
         """Raise UsageError for options that the framework does not support, before anything is opened."""
@@ -195,7 +217,7 @@ class Observer:
 
     def _note_compiled(self, sites: list[Site]) -> None:
         inside = sum(site.inside is not None and site.callable for site in sites)
-        if inside and self._eager is False:
+        if inside and self._eager is False and self._inside is None:
             self._book.notice(
                 f"{inside} of {len(sites)} modules run inside compiled graphs, where inputs, outputs and their "
                 'gradients are not recorded: compiled="eager" runs them uncompiled'

@@ -426,6 +426,14 @@ class Recorder:
         self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen, self.alarm)
         return self._pending
 
+    def forget(self, tensor: Any) -> None:
+        """Take a tensor for another one than before: its memory was reused, and no version counts that."""
+        if (device_reader := self._framework.device_reader(tensor)) is not None:
+            if self._pending is not None:
+                self._pending.known.pop(device_reader.describe(tensor)[0], None)
+        elif (identity := self._framework.identity(tensor)) is not None:
+            self._known.pop(identity.token, None)  # copies of small tensors are compared byte by byte
+
     def _seen_before(self, identity: Identity | None) -> _SeenTensor | None:
         known = self._known.get(identity.token) if identity is not None else None
         return known if known is not None and known.alive() else None

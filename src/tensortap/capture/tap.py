@@ -17,6 +17,7 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
 from tensortap.capture.environment import describe_environment
 from tensortap.capture.incidents import IncidentOptions, Incidents
+from tensortap.capture.inside import InsideOptions
 from tensortap.capture.layout import Layout
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
@@ -60,6 +61,7 @@ class TapOptions:
     overwrite: bool = False
     on_error: str = "warn"
     compiled: str = "boundary"
+    emulate_casts: bool = False
     max_buffer: int | None = None
     gather: bool = True
     max_memory: int | None = None
@@ -72,15 +74,20 @@ class TapOptions:
     """Options of `UploadingWriter`, for a run at a URL."""
 
     def __post_init__(self) -> None:
-        if self.compiled not in ("boundary", "eager"):
-            raise UsageError(f'compiled: {self.compiled!r} is neither "boundary" nor "eager"')
+        if self.compiled not in ("boundary", "inside", "eager"):
+            raise UsageError(f'compiled: {self.compiled!r} is not "boundary", "inside" or "eager"')
+        if self.emulate_casts and self.compiled != "inside":
+            raise UsageError('emulate_casts is for compiled="inside": only taps inside a graph change its rounding')
         check_size(self.sketch)
         if self.budget is not None:
             check_share(self.budget)
 
     def described(self) -> dict[str, Any]:
         """Return the options that decide what a run holds, for run.json."""
-        own = {name: getattr(self, name) for name in ("compiled", "gather", "evaluation", "budget", "sketch")}
+        own = {
+            name: getattr(self, name)
+            for name in ("compiled", "emulate_casts", "gather", "evaluation", "budget", "sketch")
+        }
         return own | asdict(self.incidents)
 
     def writer(self, path: Place) -> Callable[..., RunWriter]:
@@ -148,7 +155,7 @@ class RunSink:
         self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
         self.slots, self.take, self.record_slot = self._recorder.slots, self._recorder.take, self._recorder.record
         self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
-        self.discard_deferred = self._recorder.discard_deferred
+        self.discard_deferred, self.forget = self._recorder.discard_deferred, self._recorder.forget
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.record_slot(tensor, self.slots.find(key.micro, key.phase, site, *key[4:], keep), key.step)
@@ -267,6 +274,7 @@ class Tap(Observer):
             on_error=options.on_error,
             eager=options.compiled == "eager",
             optimizer=optimizer,
+            inside=InsideOptions(options.emulate_casts) if options.compiled == "inside" else None,
         )
         if options.budget is not None and selection.steps is not None:
             self._book.notice(f"budget={options.budget:g} is not applied: steps= selects the steps")
@@ -302,6 +310,7 @@ class Tap(Observer):
             watcher.forward_ended = self._run.flush_reads
             watcher.called_with = self._run.writer.called
             watcher.record_gradient = self._run.record_gradient
+            watcher.forget = self._run.forget
             loop_fact = self._run.writer.loop_fact
             self._loop = LoopBook(self._framework, self._tree, self._clock, loop_fact, [*kinds])
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended

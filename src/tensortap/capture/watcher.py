@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.deferred.read_order import AT_ONCE
 from tensortap.capture.flatten import Opened, open_arguments, open_value
 from tensortap.capture.gradients.shares import InputGradients, WatchedInput
+from tensortap.capture.inside import InsideCalls
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
@@ -61,6 +63,8 @@ class Watcher:
         """Called first for every tensor, with its step; returns whether nothing is left to do."""
         self.record_slot: Callable[[Any, RecordSlot, int], None] = by_key(record)
         """Records a tensor of a step."""
+        self.forget: Callable[[Any], None] = lambda _: None
+        """Called with a tensor whose memory was reused; see `Recorder.forget`."""
         self.forward_begins: Callable[[], None] = lambda: None
         """Called before the first call of a micro step runs."""
         self.forward_ended: Callable[[], None] = lambda: None
@@ -84,6 +88,8 @@ class Watcher:
         """Decides which calls belong to training. None takes every call for training."""
         self._evaluation_clock = Clock()
         """Counts the forwards and calls of an evaluation, where it is recorded."""
+        self.inside: InsideCalls | None = None
+        """Shows calls inside compiled graphs, where that is asked for."""
         self._arguments: dict[str, str] = {}
         """Plain arguments of each module's last call, as text. A module that never had any is absent."""
         self._graph = cast(GradientGraph, framework)  # the observer has checked it, if grad_input is recorded
@@ -133,7 +139,21 @@ class Watcher:
         self._use(guard)
         undo.callback(self.drop)
         undo.callback(self._module_hooks.remove)
-        self._module_hooks.update(self._hooked_modules())
+        if self.inside is not None:
+            self.inside.use(guard)
+            undo.callback(self.inside.close)
+        self._place_hooks()
+
+    def _place_hooks(self) -> None:
+        hooked = list(self._hooked_modules())
+        self._module_hooks.update(hooked)
+        if self.inside is None:
+            return
+        begin, end = self._guard(self._begin_call), self._guard(self._end_call)
+        own = {each.name for each in hooked}
+        sites = [site for site in self._tree.sites if site.name in self._sites or site.name == ""]
+        calls = {site.name: (partial(begin, site), partial(end, site)) for site in sites if site.name not in own}
+        self.inside.place(sites, hooked, calls)
 
     def attach(self) -> None:
         """Place the hooks on modules, if they are not there."""
@@ -163,7 +183,7 @@ class Watcher:
         """Watch the modules of a model that has changed. `fresh` are those that were not watched before."""
         self._tree, self._wrappers = tree, wrappers
         self._set_sites(chosen)
-        self._module_hooks.update(self._hooked_modules())
+        self._place_hooks()
         self._parameter_callbacks.clear()
         if self.armed:
             self._snapshot(call=0, only=[site.name for site in fresh])
@@ -173,7 +193,7 @@ class Watcher:
     def follow_wrappers(self, wrappers: Wrappers) -> None:
         """Hook compiled wrappers around modules that are watched."""
         self._wrappers = wrappers
-        self._module_hooks.update(self._hooked_modules())
+        self._place_hooks()
 
     def _set_sites(self, chosen: Sequence[Site]) -> None:
         self._sites = {site.name: site for site in chosen}
@@ -219,6 +239,8 @@ class Watcher:
             remove()
         self._step_hooks.clear()
         self._pieces.clear()
+        if self.inside is not None:
+            self.inside.drop()
         self.armed = self._seen_step = False
 
     # --- forward -----------------------------------------------------------------------------------------------
@@ -240,18 +262,54 @@ class Watcher:
             return None
         return self._after(site, output)
 
+    # --- inside compiled graphs --------------------------------------------------------------------------------
+    def innermost(self) -> ModuleCall | None:
+        """Return the innermost call in progress, of training or of a recorded evaluation."""
+        return self._evaluation_clock.innermost or self._clock.innermost
+
+    def begin_inside(self, site: Site, opened: Opened, autograd: bool) -> ModuleCall | None:
+        """Begin a call inside a compiled graph; None if it is not recorded."""
+        if self.modes is not None and (mode := self.modes.enter(site.name, self._clock.idle, autograd)) != "train":
+            return self._enter_evaluation(site, opened) if mode == "eval" and self.modes.recorded else None
+        return self._enter(site, opened, autograd)
+
+    def end_inside(self, site: Site, opened: Opened) -> ModuleCall | None:
+        """End a call inside a compiled graph; None if it is not recorded."""
+        if self.modes is not None and (mode := self.modes.leave(site.name)) != "train":
+            if mode == "eval" and self.modes.recorded:
+                self._leave_evaluation(site, opened)
+            return None
+        call = self._clock.leave(site.name)
+        if call is not None and site.name in self._sites:
+            self._leave_values(site, call, opened)
+        self._after_call(site)
+        return call if site.name in self._sites else None
+
+    def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
+        """Record a gradient that compiled code has computed."""
+        if site.name in self._sites:
+            self._gradient(site, call, kind, path, gradient)
+
+    # --- evaluation --------------------------------------------------------------------------------------------
     def _begin_evaluation(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the inputs of a call in an evaluation, which leaves the training's own counts alone."""
+        self._enter_evaluation(site, open_arguments(args, kwargs, self._framework.is_tensor))
+
+    def _end_evaluation(self, site: Site, output: Any) -> None:
+        self._leave_evaluation(site, open_value(output, self._framework.is_tensor))
+
+    def _enter_evaluation(self, site: Site, opened: Opened) -> ModuleCall:
         call = self._evaluation_clock.enter(site.name, ())
         if site.name in self._sites:
             self._book.evaluated(site.name)
             if "input" in self._kinds:
-                self._record_all(site, call, "input", open_arguments(args, kwargs, self._framework.is_tensor), "eval")
+                self._record_all(site, call, "input", opened, "eval")
+        return call
 
-    def _end_evaluation(self, site: Site, output: Any) -> None:
+    def _leave_evaluation(self, site: Site, opened: Opened) -> None:
         call = self._evaluation_clock.leave(site.name)
         if call is not None and site.name in self._sites and "output" in self._kinds:
-            self._record_all(site, call, "output", open_value(output, self._framework.is_tensor), "eval")
+            self._record_all(site, call, "output", opened, "eval")
         if self._evaluation_clock.idle:
             self.forward_ended()
 
@@ -260,14 +318,17 @@ class Watcher:
         if self.operators is not None:
             self.operators.entered(site, call)
 
-    def _enter(self, site: Site, opened: Opened) -> ModuleCall:
-        """Count a call that begins, and record its inputs."""
+    def _enter(self, site: Site, opened: Opened, inside: bool | None = None) -> ModuleCall:
+        """Count a call that begins, and record its inputs.
+
+        `inside`: in a compiled graph, whether autograd is on. Its gradients come from the graph.
+        """
         framework = self._framework
         if not self.armed:
             self.arm()
             if site.name != "":  # a program that calls parts of a model may change their mode before the step ends
                 self._collect_remarks()
-        autograd = framework.records_gradients()
+        autograd = framework.records_gradients() if inside is None else inside
         recomputing = framework.recomputing()
         # A checkpointed region runs again in backward, and its inputs identify it. With reentrant checkpointing it runs
         # without autograd at first. Otherwise the identity only matters if the second run gets substituted tensors.
@@ -286,15 +347,15 @@ class Watcher:
                 self._hook_parameter(site, name, parameter)
         if self.recomputations is not None:
             self.recomputations.seen(site, call, "input", opened)
-        if "grad_output" in self._kinds:
+        if "grad_output" in self._kinds and inside is None:
             call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
-        if "grad_input" in self._kinds and autograd:
+        if "grad_input" in self._kinds and autograd and inside is None:
             call.mark = framework.mark()
             call.edges = self._edges(site, opened)
         if call.recomputed:
             return call
         self._book.called(site.name, autograd)
-        if opened.plain or site.name in self._arguments:
+        if opened.plain or opened.arguments or site.name in self._arguments:
             self._note_arguments(call, opened)
         if self.detached is not None:
             self.detached.entered(site, call, opened)
@@ -307,7 +368,9 @@ class Watcher:
     def _note_arguments(self, call: ModuleCall, opened: Opened) -> None:
         if self.called_with is None:
             return
-        arguments = written(opened.plain, self._framework.opaque_value)
+        arguments = opened.arguments
+        if arguments is None:
+            arguments = written(opened.plain, self._framework.opaque_value)
         text = repr(arguments)  # distinguishes True from 1, and takes half as long as JSON
         if self._arguments.get(call.module) != text:
             self._arguments[call.module] = text
@@ -319,6 +382,9 @@ class Watcher:
             self.operators.left(call)
         if call is not None and site.name in self._sites:
             self._leave(site, call, open_value(output, self._framework.is_tensor))
+        self._after_call(site)
+
+    def _after_call(self, site: Site) -> None:
         if not self._seen_step and self._clock.idle:
             self._seen_step = True
             self.step_seen(self._chosen_sites)
@@ -331,12 +397,7 @@ class Watcher:
 
     def _leave(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         """Record the outputs of a call that ends, and watch for their gradients."""
-        if self.detached is not None:
-            self.detached.left(site, call, opened)
-        if self.recomputations is not None:
-            self.recomputations.seen(site, call, "output", opened)
-        if "output" in self._kinds and not call.recomputed:
-            self._record_all(site, call, "output", opened)
+        self._leave_values(site, call, opened)
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
         elif self._clock.idle and call.autograd:
@@ -347,9 +408,20 @@ class Watcher:
             self._step_hooks += self._shares.watch(inputs, [tensor for _, tensor in opened.tensors], call.mark)
         call.inputs, call.edges = {}, ()  # the call is kept for the step, but must not keep the graph alive
 
+    def _leave_values(self, site: Site, call: ModuleCall, opened: Opened) -> None:
+        if self.detached is not None:
+            self.detached.left(site, call, opened)
+        if self.recomputations is not None:
+            self.recomputations.seen(site, call, "output", opened)
+        if "output" in self._kinds and not call.recomputed:
+            self._record_all(site, call, "output", opened)
+
     def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str = "forward") -> None:
         for path, tensor in opened.tensors:
-            self._record(tensor, self._slot(call.micro, phase, site, call.number, kind, path))
+            slot = self._slot(call.micro, phase, site, call.number, kind, path)
+            if opened.detached is not None:
+                slot.read = AT_ONCE
+            self._record(tensor, slot)
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
@@ -364,6 +436,8 @@ class Watcher:
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         for path, tensor in opened.tensors:
+            if path in call.watched_inside:
+                continue
             if (before := call.inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
                 # The gradient of this tensor is the sum over all uses of the input, not this module's.
                 self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
@@ -407,7 +481,10 @@ class Watcher:
         self._clock.backward_ran = True
         self._clock.backward_micro = call.micro
         self._book.gradient(site.name)
-        self._record(gradient, self._slot(call.micro, "backward", site, call.number, kind, path))
+        slot = self._slot(call.micro, "backward", site, call.number, kind, path)
+        if call.in_graph:
+            slot.read = AT_ONCE
+        self._record(gradient, slot)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
         if not self.armed:  # it belongs to an earlier step

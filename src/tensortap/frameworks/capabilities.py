@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ __all__ = [
     "ExactExecution",
     "GradientGraph",
     "GradientReplacer",
+    "GraphCall",
+    "GraphReceiver",
+    "GraphTaps",
+    "InsideGraphs",
     "OperatorTraces",
     "OptimizerStep",
     "OptimizerSteps",
@@ -163,6 +167,54 @@ class EagerExecution(Protocol):
 
     def run_eagerly(self) -> Remove:
         """Make compiled modules run uncompiled, so that every module is seen."""
+
+
+class GraphCall(NamedTuple):
+    """A call inside a compiled graph. Its gradients come with the same value."""
+
+    run: int
+    """Number of the run of the graph, which its forward and its backward share."""
+    number: int
+    """Number of the call within the graph."""
+
+
+class GraphReceiver(Protocol):
+    """Receives what one module does inside compiled graphs."""
+
+    def event(self, event: str, call: GraphCall, values: Sequence[Any], spec: Mapping[str, Any]) -> None:
+        """Take the tensors of an event: enter, leave, grad_input or grad_output. They may change right after."""
+
+    def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take a call that runs uncompiled, as after a graph break."""
+
+    def after(self, output: Any) -> None:
+        """Take the output of such a call."""
+
+
+class GraphTaps(Protocol):
+    """The taps of one observer inside compiled graphs."""
+
+    rounding: str
+    """A notice: whether taps change the rounding of compiled code."""
+
+    def place(self, wanted: Mapping[int, tuple[Any, GraphReceiver]], called: Sequence[Any]) -> bool:
+        """Tap these modules, by id, and no others. Return whether code that was compiled before is dropped.
+
+        `called` are those that are called from outside of graphs, among them compiled wrappers.
+        """
+
+    def close(self) -> None:
+        """Remove all taps, so that everything is compiled without them."""
+
+
+class InsideGraphs(Protocol):
+    """Modules that are seen inside compiled graphs."""
+
+    def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
+        """Return what places taps that record these kinds."""
+
+    def address(self, tensor: Any) -> int:
+        """Return where the elements are; see `GradientGraph.address`."""
 
 
 class Substitution(Protocol):

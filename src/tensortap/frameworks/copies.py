@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.frameworks.base import Remove
-from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.hooks import MODULE_NUMBER, Detour, is_own_hook
 
 __all__ = ["PlainCopies", "plain_copies"]
 
@@ -84,10 +84,10 @@ def _cleaned(state: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, Detour):
             if value.replaces_own:
                 cleaned[name] = value.innermost
-        else:
+        elif name != MODULE_NUMBER:
             cleaned[name] = value
     for name, value in state.items():
-        if not isinstance(value, dict) or not (ours := {k for k, hook in value.items() if isinstance(hook, CallHook)}):
+        if not isinstance(value, dict) or not (ours := {k for k, hook in value.items() if is_own_hook(hook)}):
             continue
         for other, entries in state.items():  # beside the hooks, a framework keeps flags under the same numbers
             if isinstance(entries, dict) and (other == name or other.startswith(f"{name}_")):

@@ -8,7 +8,26 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-__all__ = ["CallHook", "Detour", "innermost_optimizer"]
+__all__ = [
+    "GRAPH_HOOK",
+    "MODULE_NUMBER",
+    "CallHook",
+    "Detour",
+    "innermost",
+    "innermost_optimizer",
+    "is_own_hook",
+    "replace_innermost",
+]
+
+GRAPH_HOOK = "_tensortap_graph_hook"
+"""Attribute of functions that are hooks inside compiled graphs. All modules share them."""
+MODULE_NUMBER = "_tensortap_number"
+"""Attribute of modules that are tapped inside compiled graphs."""
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Return whether a hook is one of this library's."""
+    return isinstance(hook, CallHook) or hasattr(hook, GRAPH_HOOK)
 
 
 class CallHook:
@@ -86,6 +105,23 @@ class Detour:
                 top.inner, top._own = self.inner, self._own
                 return
             top = top.inner
+
+
+def innermost(owner: Any, attribute: str) -> Any:
+    """Return the own attribute of an object below all detours; None if it has none."""
+    found = vars(owner).get(attribute)
+    return found.innermost if isinstance(found, Detour) else found
+
+
+def replace_innermost(owner: Any, attribute: str, old: Any, new: Any) -> None:
+    """Replace an attribute below all detours, if it is still the old one."""
+    top = vars(owner).get(attribute)
+    if top is old:
+        vars(owner)[attribute] = new
+    while isinstance(top, Detour):
+        if top.inner is old:
+            top.inner = new
+        top = top.inner
 
 
 def innermost_optimizer(optimizer: Any) -> Any:

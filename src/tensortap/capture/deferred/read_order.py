@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tensortap.capture.slots import RecordSlot
 from tensortap.core.records import display_name
 
-__all__ = ["ReadOrder", "ReadSlot"]
+__all__ = ["AT_ONCE", "ReadOrder", "ReadSlot"]
 
 _RETRIED_EVERY = 256
 _MOST_TRIED = 64
@@ -114,6 +114,16 @@ class ReadSlot:
                 f"summaries since step {self._previous} may be of changed values; from now on it is read at once"
             )
         self._changed = True
+
+
+class _ReadAtOnce:
+    """A slot whose tensors are always read at once: compiled code reuses memory, and no version counts that."""
+
+    def when(self, now: int, step: int) -> When:
+        return "now"
+
+
+AT_ONCE = _ReadAtOnce()
 
 
 class ReadOrder:

@@ -34,9 +34,8 @@ class DetachedValues:
         if not call.autograd or call.recomputed:
             return
         found = self._found.setdefault(site.name, {})
-        reaches = self._framework.requires_gradient
-        detached = [path for path, tensor in opened.tensors if not reaches(tensor)]
-        call.reached = len(detached) < len(opened.tensors)
+        detached = opened.detached_paths(self._framework.requires_gradient)
+        call.reached = len(detached) < opened.count
         if detached:
             found.setdefault("inputs", {}).update(dict.fromkeys(detached))
 
@@ -45,7 +44,7 @@ class DetachedValues:
         if not call.autograd or call.recomputed:
             return
         reaches = self._framework.requires_gradient
-        detached = [path for path, tensor in opened.tensors if not reaches(tensor)]
+        detached = opened.detached_paths(reaches)
         if detached:
             inside = call.reached or any(reaches(own) for _, own in self._framework.parameters(site.owner))
             name = "outputs" if inside else "outputs_of_detached"

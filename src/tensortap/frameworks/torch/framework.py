@@ -33,7 +33,7 @@ from tensortap.frameworks.torch.tensors import PLAIN, all_parameters, is_distrib
 from tensortap.frameworks.torch.tracing import tracing
 
 if TYPE_CHECKING:
-    from tensortap.frameworks.capabilities import CompleteFramework
+    from tensortap.frameworks.capabilities import CompleteFramework, GraphTaps
     from tensortap.frameworks.discovery import Discovery
     from tensortap.frameworks.loading import Loading
     from tensortap.frameworks.operators import OperatorTracer
@@ -279,6 +279,16 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             raise UsageError(f'compiled="eager" needs torch 2.6 or newer, this is {torch.__version__}')
         stance = torch.compiler.set_stance("force_eager")
         return lambda: stance.__exit__(None, None, None)
+
+    def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
+        try:
+            from tensortap.frameworks.torch.inside.graphs import TorchGraphTaps  # loads the compiler
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f'compiled="inside" does not know the compiler of torch {torch.__version__} ({error}): use a torch '
+                'that tensortap is tested with, or compiled="boundary"'
+            ) from error
+        return TorchGraphTaps(kinds, emulate_casts, self.opaque_value, self._copies.hold())
 
     # --- autograd ----------------------------------------------------------------------------------------------
     def tracing(self) -> bool:

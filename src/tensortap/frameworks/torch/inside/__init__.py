@@ -1,0 +1,7 @@
+"""Taps inside compiled graphs (`compiled="inside"`). Importing this package loads the compiler.
+
+operator.py   the operator that compiled code calls with its tensors, and the gradient's identity function
+notes.py      what is known of a graph while it is traced: numbers of calls, paths, aliases
+hooks.py      hooks on modules, in code that the compiler traces
+graphs.py     placing the hooks, compiling again, and what the compiler is told while a tap is open
+"""

@@ -1,0 +1,337 @@
+"""What is known of a graph while it is traced: the calls in it, where their tensors sit, and which are the same.
+
+The compiler calls the `see_…` functions, which look at its own variables; it takes the answers of all other functions
+as constants. So this file is ordinary code, whatever the compiler understands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch._dynamo.exc import RestartAnalysis
+from torch._guards import CompileContext, TracingContext
+
+import tensortap.frameworks.torch.inside.operator  # noqa: F401  # defines the operator
+from tensortap.core.arguments import OpaqueValue, written
+
+__all__ = ["opaque_value"]
+
+opaque_value: list[Callable[[Any], OpaqueValue | None]] = [lambda _: None]
+"""Recognises dtypes and devices; see `core.arguments.written`. One item."""
+
+
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+_TAPS = (torch.ops.tensortap.tap, torch.ops.tensortap.tap.default)
+_FROM_OUTSIDE = -1
+"""The number of all tensors that the graph gets from its caller."""
+
+
+@dataclass(slots=True)
+class _Tapped:
+    """A tensor whose gradient is tapped, and the tensors that shared its memory before."""
+
+    fake: Any
+    version: int
+    call: int
+    path: str
+    aliases: Sequence[tuple[Any, int]]
+
+    def disturbed(self) -> bool:
+        """Return whether it or another tensor in its memory was changed since: the copy separates the two."""
+        if not self.aliases:
+            return False
+        return self.fake._version != self.version or any(other._version != old for other, old in self.aliases)
+
+
+@dataclass(slots=True)
+class _Call:
+    number: int
+    inputs: list[tuple[Any, int]] = field(default_factory=list)
+    """Each input, and its version when the call began."""
+    nodes: list[Any] = field(default_factory=list)
+    """The node of each input in the graph."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+class _Notes:
+    """The notes on one graph."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open: list[_Call] = []
+        self.plain: list[Any] = []
+        self.tapped: dict[int, _Tapped] = {}
+        self.values: dict[tuple[int, int], tuple[Any, int]] = {}
+        """By the id and version of a tensor: the tensor, to keep its id, and a number."""
+        self.marks = ""
+        self.paths: list[str] = []
+        self.leave: dict[str, Any] = {}
+
+    def value(self, fake: Any) -> int:
+        """Return a number for the value of a tensor. A change in place makes another value of it."""
+        return self.values.setdefault((id(fake), fake._version), (fake, len(self.values)))[1]
+
+    def check(self) -> None:
+        """Trace again without the tap of a gradient, if the tensor was changed in place through another one."""
+        for tapped in self.tapped.values():
+            if tapped.disturbed():
+                _untapped.setdefault(_compile_id(), set()).add((tapped.call, tapped.path))
+                raise RestartAnalysis(restart_reason="tensortap: a tapped view is changed in place")
+
+
+_notes: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
+_untapped: dict[Any, set[tuple[int, str]]] = {}
+"""By compilation: calls and paths of outputs whose gradient is not tapped."""
+
+
+def _compile_id() -> Any:
+    return CompileContext.current_compile_id()
+
+
+def _current() -> _Notes:
+    context = TracingContext.get()
+    if (found := _notes.get(context)) is None:
+        found = _notes[context] = _Notes()
+    return found
+
+
+def _fakes(context: Any) -> list[Any]:
+    """Return the fake tensors of the local variable `tensors`."""
+    notes, fakes = _current(), []
+    for proxy in context.get_local("tensors").as_proxy():
+        fake = proxy.node.meta["example_value"]
+        if proxy.node.op == "placeholder" and getattr(proxy.tracer, "parent", None) is None:
+            notes.values.setdefault((id(fake), fake._version), (fake, _FROM_OUTSIDE))
+        fakes.append(fake)
+    return fakes
+
+
+def _nodes(context: Any) -> list[Any]:
+    return [proxy.node for proxy in context.get_local("tensors").as_proxy()]
+
+
+def _strings(context: Any, name: str) -> list[str]:
+    return list(context.get_local(name).as_python_constant())
+
+
+# --- called by the compiler with its variables -------------------------------------------------------------------
+def see_plain(context: Any) -> None:
+    """Take a plain argument of the call that begins."""
+    value = context.get_local("value")
+    kept: Any
+    try:
+        kept = value.as_python_constant()
+    except Exception:  # the compiler raises what it likes for values that are no constants
+        try:
+            kept = OpaqueValue("object", value.python_type().__qualname__)
+        except Exception:
+            kept = OpaqueValue("object", "unknown")
+    _current().plain.append(kept)
+
+
+def see_inputs(context: Any) -> None:
+    """Begin a call."""
+    notes = _current()
+    notes.check()
+    fakes, notes.paths = _fakes(context), _strings(context, "paths")
+    plain = list(zip(_strings(context, "plain_paths"), notes.plain, strict=True))
+    notes.plain = []
+    call = _Call(notes.count, [(fake, fake._version) for fake in fakes], _nodes(context))
+    notes.count += 1
+    call.spec = _spec(notes, fakes, _strings(context, "closed"))
+    call.spec["autograd"] = torch.is_grad_enabled()
+    if plain:
+        call.spec["plain"] = written(plain, opaque_value[0])
+    notes.open.append(call)
+    first: dict[int, int] = {}
+    marks = []
+    for place, fake in enumerate(fakes):
+        if not fake.requires_grad or not torch.is_grad_enabled():
+            marks.append("-")
+        elif (known := first.setdefault(id(fake), place)) != place:
+            marks.append(str(known))
+            call.spec.setdefault("repeated", []).append([notes.paths[known], notes.paths[place]])
+        else:
+            marks.append("tap")
+    notes.marks = ",".join(marks)
+
+
+def see_tapped_inputs(context: Any) -> None:
+    """Take the tensors that the call gets instead of its inputs."""
+    notes = _current()
+    call = notes.open[-1]
+    for fake, (before, _) in zip(_fakes(context), call.inputs, strict=True):
+        notes.values[id(fake), fake._version] = fake, notes.value(before)
+    call.inputs = [(fake, fake._version) for fake in _fakes(context)]
+    call.nodes = _nodes(context)
+
+
+def see_outputs(context: Any) -> None:
+    """Decide for each output of a call whether its gradient is tapped, or was tapped before."""
+    notes = _current()
+    notes.check()
+    fakes, notes.paths = _fakes(context), _strings(context, "paths")
+    call = notes.open[-1]
+    passed = _passed_by_dropout(context, call)
+    for place, source in passed.items():
+        fakes[place] = call.inputs[source][0]
+    notes.leave = _spec(notes, fakes, _strings(context, "closed"))
+    unchanged = {id(fake) for fake, version in call.inputs if fake._version == version}
+    left_out = _untapped.get(_compile_id(), set())
+    first: dict[int, int] = {}
+    marks = []
+    for place, (fake, path) in enumerate(zip(fakes, notes.paths, strict=True)):
+        known = notes.tapped.get(id(fake))
+        if id(fake) in unchanged:
+            notes.leave.setdefault("unchanged", []).append(path)
+            marks.append(f"input{passed[place]}" if place in passed else "-")
+        elif not fake.requires_grad or not torch.is_grad_enabled():
+            marks.append("-")
+        elif known is not None and known.version == fake._version:
+            notes.leave.setdefault("aliases", {})[path] = [known.call, known.path]
+            marks.append("-")
+        elif (earlier := first.setdefault(id(fake), place)) != place:
+            notes.leave.setdefault("aliases", {})[path] = [call.number, notes.paths[earlier]]
+            marks.append(str(earlier))
+        elif (call.number, path) in left_out:
+            notes.leave.setdefault("left_out", []).append(path)
+            marks.append("-")
+        else:
+            notes.leave.setdefault("tapped", []).append(path)
+            marks.append("tap")
+    notes.marks = ",".join(marks)
+
+
+def see_tapped_output(context: Any) -> None:
+    """Take the tensor that stands for an output from now on, also where the module itself has used it."""
+    notes = _current()
+    before = context.get_local("tensor").as_fake()
+    fake = context.get_local("tapped").as_fake()
+    path = notes.paths[context.get_local("place").as_python_constant()]
+    if before._version == 0:  # else its uses see several values
+        nodes = context.get_local("tensor").as_proxy().node, context.get_local("tapped").as_proxy().node
+        if _use_instead(*nodes):
+            notes.leave.setdefault("used_inside", []).append(path)
+    call = notes.open[-1]
+    memory = _memory(before)
+    aliases = [(other, other._version) for other, _ in call.inputs if memory is not None and _memory(other) == memory]
+    notes.values[id(fake), fake._version] = fake, notes.value(before)
+    notes.tapped[id(fake)] = _Tapped(fake, fake._version, call.number, path, aliases)
+
+
+def see_left(context: Any) -> None:
+    """End a call."""
+    _current().open.pop()
+
+
+def _passed_by_dropout(context: Any, call: _Call) -> dict[int, int]:
+    """Return by place the outputs of a dropout that drops nothing, each with the place of its input.
+
+    Uncompiled, such a dropout returns its input. The compiler makes a copy.
+    """
+    found = {}
+    for place, node in enumerate(_nodes(context)):
+        if (
+            node.op != "call_function"
+            or node.target not in _DROPOUTS
+            or not node.args
+            or node.args[0] not in call.nodes
+        ):
+            continue
+        chance = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+        training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+        if chance == 0 or training is False:
+            found[place] = call.nodes.index(node.args[0])
+    return found
+
+
+def _use_instead(tensor: Any, tapped: Any) -> bool:
+    """Let earlier uses of an output use the tapped one, so that its gradient is the sum over all uses.
+
+    Return whether there are any.
+    """
+    uses = [user for user in tensor.users if user is not tapped]
+    chain = [tapped]  # the nodes that compute the tapped tensor from the other one, the last first
+    while tensor not in chain[-1].all_input_nodes:
+        inner = [node for node in chain[-1].all_input_nodes if node.op == "call_function"]
+        if len(inner) != 1:
+            return False
+        chain += inner
+    if tensor.graph is not tapped.graph or all(user in chain or user.target in _TAPS for user in uses):
+        return False
+    inputs = [node for node in chain[-1].all_input_nodes if node.op == "get_attr"]
+    others = [node for node in chain[-1].all_input_nodes if node not in inputs and node is not tensor]
+    if any(node.op != "placeholder" and not node < tensor for node in others):
+        return False
+    for node in [*chain, *inputs]:  # each is put before those that were moved already
+        tensor.append(node)
+    tensor.replace_all_uses_with(tapped, delete_user_cb=lambda user: user not in chain)
+    return True
+
+
+def _spec(notes: _Notes, fakes: Sequence[Any], closed: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"paths": notes.paths, "values": [notes.value(fake) for fake in fakes]}
+    if detached := [path for path, fake in zip(notes.paths, fakes, strict=True) if not fake.requires_grad]:
+        found["detached"] = detached
+    return found | ({"closed": list(closed)} if closed else {})
+
+
+def _memory(fake: Any) -> int | None:
+    try:
+        return int(fake.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+# --- constants of the traced code ----------------------------------------------------------------------------------
+_constant = partial(torch._dynamo.assume_constant_result)
+
+
+@_constant
+def call() -> int:
+    """Return the number of the innermost call, counted within the graph."""
+    return _current().open[-1].number
+
+
+@_constant
+def input_marks() -> str:
+    """Return what to do with each input: tap its gradient, nothing, or take the tensor of another place."""
+    return _current().marks
+
+
+@_constant
+def output_marks() -> str:
+    """Return the same for each output."""
+    return _current().marks
+
+
+@_constant
+def path_at(place: int) -> str:
+    """Return the path of a tensor, as a spec."""
+    return json.dumps({"path": _current().paths[place]})
+
+
+@_constant
+def enter_spec() -> str:
+    """Return what the tap must know of the call that begins."""
+    return json.dumps(_current().open[-1].spec)
+
+
+@_constant
+def leave_spec() -> str:
+    """Return what the tap must know of the call that ends."""
+    return json.dumps(_current().leave)
+
+
+@_constant
+def whole_spec() -> str:
+    """Return what the tap must know of a call that has not shown its beginning."""
+    notes = _current()
+    return json.dumps({**notes.leave, "entered": notes.open[-1].spec})
