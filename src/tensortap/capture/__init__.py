@@ -69,8 +69,8 @@ def capture(
         into the run, and training continues. "raise" raises CaptureError at the end of the step.
     compiled: "boundary" sees compiled modules from outside, and leaves their code as it is. "inside" compiles them
         again with taps, and sees every module in the graph; torch only. "eager" runs them uncompiled and sees all.
-    emulate_casts: with compiled="inside", let inductor round between operations, as uncompiled code does. Taps then
-        change no bit; without it, they may change the rounding of bfloat16 and float16, because they split kernels.
+    emulate_casts: with compiled="inside", let inductor round between operations, as uncompiled code does. Without it,
+        taps may change the rounding of bfloat16 and float16, because they split kernels. docs/compiled.md says more.
     max_buffer: bytes of host memory that may wait for the disk.
     max_memory: upper bound in bytes for a run in memory. None is 2 GiB, or a quarter of the memory if that is less.
         Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept, with a line on

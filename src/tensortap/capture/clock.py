@@ -47,9 +47,7 @@ class ModuleCall:
     reached: bool = False
     """Whether autograd reaches one of its inputs."""
     in_graph: bool = False
-    """Whether compiled code has shown that it runs in a graph."""
-    around_graph: bool = False
-    """Whether it was seen from outside, and its graph runs now."""
+    """Whether it runs inside a compiled graph."""
     watched_inside: frozenset[str] = frozenset()
     """Paths of outputs whose gradient comes from inside its graph."""
 
@@ -161,6 +159,29 @@ class Clock:
         self._cursor = first.order
         call = ModuleCall(module, first.micro, first.number, first.order, recomputed=True, repeats=certain)
         self._open.append(call)
+        return call
+
+    def enter_graph(self) -> bool:
+        """Begin a run of a compiled graph that is not part of a call. Return whether a micro step begins with it."""
+        opens = not self._forwards or self._rooted or self.backward_ran
+        if opens:
+            self._open_micro_step()
+        return opens
+
+    def count_in_graph(
+        self, module: str, micro: int, number: int, recomputed: bool, outermost: bool = False
+    ) -> ModuleCall:
+        """Count a call inside a compiled graph, which has a number already. Calls of a graph come in any order."""
+        call = ModuleCall(module, micro, number, self._order, recomputed=recomputed, in_graph=True)
+        self._order += 1
+        past = self._past.setdefault(module, [])
+        if recomputed:
+            same = [each for each in past if (each.micro, each.number) == (micro, number)]
+            call.repeats = same[0] if len(same) == 1 else None
+        else:
+            past.append(call)
+            self._numbers[module] = max(number + 1, self._numbers.get(module, 0))
+            self._rooted = self._rooted or (outermost and module == "")
         return call
 
     @property

@@ -39,6 +39,8 @@ class CoverageBook:
         self._notices: dict[str, None] = {}
         self.changed = True
         self.captured_steps = 0
+        self.sees_inside = False
+        """Whether modules inside compiled graphs are seen."""
 
     def follow(self, site: Site, text: str) -> None:
         """Take over a module that was added, replaced or compiled, with a remark on that."""
@@ -125,7 +127,7 @@ class CoverageBook:
                 return "seen", "in evaluation alone"
             if not site.callable:
                 return "skipped", "it only holds other modules"
-            if site.inside is not None:
+            if site.inside is not None and not self.sees_inside:
                 return "skipped", f"runs inside the compiled graph of {site.inside or '(root)'}"
             if not self.captured_steps:
                 return "never called", "no captured step has run"

@@ -31,32 +31,65 @@ class InsideOptions:
 
 
 class CallRecorder(Protocol):
-    """The part of a watcher that counts and records calls."""
+    """The part of a watcher that records calls."""
 
-    def begin_inside(self, site: Site, opened: Opened, autograd: bool) -> ModuleCall | None:
-        """Begin a call; None if it is not recorded."""
+    def graph_begins(self, autograd: bool) -> tuple[Clock, ModuleCall | None, str]:
+        """Begin a run of a compiled graph. Return its clock, the call that it is part of, and its phase: an empty one
+        if it is not recorded."""
 
-    def end_inside(self, site: Site, opened: Opened) -> ModuleCall | None:
-        """End a call; None if it is not recorded."""
+    def begin_inside(self, site: Site, call: ModuleCall, phase: str) -> None:
+        """Begin a call, before anything of it is recorded."""
+
+    def inputs_inside(self, site: Site, call: ModuleCall, phase: str, opened: Opened) -> None:
+        """Record the inputs of a call."""
+
+    def outputs_inside(self, site: Site, call: ModuleCall, phase: str, opened: Opened) -> None:
+        """Record the outputs of a call."""
 
     def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
         """Record a gradient of a call."""
-
-    def innermost(self) -> ModuleCall | None:
-        """Return the innermost call in progress."""
 
     @property
     def forget(self) -> Callable[[Any], None]:
         """Called with a tensor whose memory has other values than when it was last seen."""
 
 
+class _GraphRun:
+    """One run of the forward of a compiled graph. Its events come in any order: the compiler moves them."""
+
+    def __init__(self, number: int, clock: Clock, around: ModuleCall | None, phase: str, bases: dict[str, int]) -> None:
+        self.number = number
+        self.seen: set[tuple[str, int]] = set()
+        """Events that came, with the number of their call."""
+        self.around = around
+        """The call that the graph is part of."""
+        self.phase = phase
+        self.recomputed = around is not None and around.recomputed
+        self._clock = clock
+        self._bases = bases
+        """How often each module was called in the micro step before this run."""
+        self._micro = clock.micro if around is None else around.micro
+        self._calls: dict[int, ModuleCall] = {}
+
+    def call(self, site: Site, number: int, spec: Mapping[str, Any]) -> tuple[ModuleCall, bool]:
+        """Return a call by its number in the graph, and whether this is its first event."""
+        if (known := self._calls.get(number)) is not None:
+            return known, False
+        base = self._bases.setdefault(site.name, self._clock.calls_of(site.name))
+        call = self._clock.count_in_graph(
+            site.name, self._micro, base + spec["nth"], self.recomputed, outermost=self.around is None
+        )
+        call.autograd, call.reached = spec["autograd"], spec["reached"]
+        self._calls[number] = call
+        return call, True
+
+
 class InsideCalls:
     """The taps of one observer inside compiled graphs."""
 
-    def __init__(self, taps: GraphTaps, recorder: CallRecorder, clock: Clock, book: CoverageBook) -> None:
+    def __init__(self, taps: GraphTaps, recorder: CallRecorder, book: CoverageBook) -> None:
         self._taps = taps
         self._recorder = recorder
-        self._clock = clock
         self._book = book
         self._guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook
         self._begun: dict[GraphCall, tuple[Site, ModuleCall]] = {}
@@ -65,6 +98,11 @@ class InsideCalls:
         """The graphs' own calls of this step, which are recorded from outside, but for some gradients."""
         self._aliases: dict[tuple[GraphCall, str], list[tuple[Site, ModuleCall, str]]] = {}
         """For an output whose gradient is tapped: the calls around that return it, too."""
+        self._run: _GraphRun | None = None
+        self._runs: dict[tuple[str, str, int, int], list[dict[str, int]]] = {}
+        """For the calls of this step that contain graphs: the `bases` of each of their runs."""
+        self._repeated: dict[ModuleCall, int] = {}
+        """How many of the runs of a recomputed call have begun."""
         self._values: dict[int, tuple[int, int]] = {}
         """By address: the value that was last seen there, as the run of its graph and its number in it."""
         self.address: Callable[[Any], int] = lambda _: 0
@@ -97,6 +135,9 @@ class InsideCalls:
         self._begun.clear()
         self._around.clear()
         self._aliases.clear()
+        self._runs.clear()
+        self._repeated.clear()
+        self._run = None
         self._values.clear()
 
     # --- events ------------------------------------------------------------------------------------------------
@@ -110,28 +151,58 @@ class InsideCalls:
         else:
             self._gradient(event, call, spec["path"], tensors[0])
 
+    def _run_of(self, event: str, call: GraphCall, spec: Mapping[str, Any]) -> _GraphRun | None:
+        """Return the run of a graph that an event belongs to; None if it is not recorded.
+
+        Runs without autograd share their number, but none has an event twice.
+        """
+        run = self._run
+        if run is None or run.number != call.run or (event, call.number) in run.seen:
+            clock, around, phase = self._recorder.graph_begins(spec["autograd"])
+            self._run = run = _GraphRun(call.run, clock, around, phase, self._bases_of(around, phase))
+        run.seen.add((event, call.number))
+        return run if run.phase else None
+
+    def _bases_of(self, around: ModuleCall | None, phase: str) -> dict[str, int]:
+        """Return how often modules were called before a run: for a recomputation, before the run that it repeats."""
+        if around is None:
+            return {}
+        runs = self._runs.setdefault((phase, around.module, around.micro, around.number), [])
+        if not around.recomputed:
+            runs.append({})
+            return runs[-1]
+        again = self._repeated.get(around, 0)
+        self._repeated[around] = again + 1
+        return runs[again] if again < len(runs) else {}
+
+    def _call(
+        self, event: str, site: Site, call: GraphCall, spec: Mapping[str, Any]
+    ) -> tuple[_GraphRun, ModuleCall] | None:
+        if (run := self._run_of(event, call, spec)) is None:
+            return None
+        if spec["outermost"] and run.around is not None and run.around.module == site.name:
+            return run, run.around  # the graph's own call, which is recorded from outside
+        found, first = run.call(site, call.number, spec)
+        if first:
+            self._recorder.begin_inside(site, found, run.phase)
+        return run, found
+
     def _entered(self, site: Site, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        top = self._recorder.innermost()
-        if top is not None and top.module == site.name and not top.in_graph:  # the graph's own call, seen from outside
-            top.in_graph = top.around_graph = True
+        if (found := self._call("enter", site, call, spec)) is None or found[0].around is found[1]:
             return
-        begun = self._recorder.begin_inside(site, self._opened(call, tensors, spec), spec["autograd"])
-        if begun is None:
-            return
-        begun.in_graph = True
+        run, begun = found
         for first, path in spec.get("repeated", ()):
             self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
+        self._recorder.inputs_inside(site, begun, run.phase, self._opened(call, tensors, spec))
 
     def _left(self, site: Site, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        top = self._recorder.innermost()
-        if top is not None and top.module == site.name and top.around_graph:
-            top.around_graph = False
-            self._note_aliases(site, top, call, spec)
-            top.watched_inside = frozenset(spec.get("aliases", {})) | frozenset(spec.get("used_inside", ()))
-            self._around[call] = site, top
+        if (found := self._call("leave", site, call, spec)) is None:
             return
-        ended = self._recorder.end_inside(site, self._opened(call, tensors, spec))
-        if ended is None:
+        run, ended = found
+        self._note_aliases(site, ended, call, spec)
+        if ended is run.around:
+            ended.watched_inside = frozenset(spec.get("aliases", {})) | frozenset(spec.get("used_inside", ()))
+            self._around[call] = site, ended
             return
         if "tapped" in spec or "aliases" in spec:  # else the graph may have no backward, and its run no number
             self._begun[call] = site, ended
@@ -140,7 +211,7 @@ class InsideCalls:
             self._book.alias(site.name)
         for path in spec.get("left_out", ()):
             self._book.remark(site.name, f"grad_output {path} is not recorded: it is a view that changes in place")
-        self._note_aliases(site, ended, call, spec)
+        self._recorder.outputs_inside(site, ended, run.phase, self._opened(call, tensors, spec))
 
     def _note_aliases(self, site: Site, call: ModuleCall, around: GraphCall, spec: Mapping[str, Any]) -> None:
         for path, (number, source) in spec.get("aliases", {}).items():

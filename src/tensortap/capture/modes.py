@@ -48,14 +48,11 @@ class Modes:
         """Take note of a gradient: the run trains."""
         self._trains = True
 
-    def enter(self, module: str, outermost: bool, autograd: bool | None = None) -> Mode:
-        """Return the mode of the call that begins. `outermost`: no training call is in progress.
-
-        `autograd`: whether it is on, where only the caller knows. Compiled code runs with autograd off.
-        """
+    def enter(self, module: str, outermost: bool) -> Mode:
+        """Return the mode of the call that begins. `outermost`: no training call is in progress."""
         if not self._open and not outermost:
             return "train"
-        mode = self._classify(self._framework.records_gradients() if autograd is None else autograd)
+        mode = self._classify(self._framework.records_gradients())
         if mode == "train":
             self._open.clear()  # an evaluation that was interrupted never left its modules
             self._training_calls += 1
@@ -65,6 +62,19 @@ class Modes:
             self._mode = mode
         self._open.append(module)
         return self._mode
+
+    def of_graph(self, outermost: bool, autograd: bool) -> Mode:
+        """Return the mode of a compiled graph that runs, with `autograd` on or off."""
+        if self._open:
+            return self._mode
+        if not outermost:
+            return "train"
+        mode = self._classify(autograd)
+        if mode == "train":
+            self._training_calls += 1
+        else:
+            self._forwards[mode] += 1
+        return mode
 
     def leave(self, module: str) -> Mode:
         """Return the mode of the call that ends."""

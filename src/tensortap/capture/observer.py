@@ -182,9 +182,10 @@ class Observer:
     def _see_inside(self, options: InsideOptions) -> None:
         framework = self._require(InsideGraphs)
         taps = framework.graph_taps(frozenset(self._selection.kinds), options.emulate_casts)
-        self._watcher.inside = InsideCalls(taps, self._watcher, self._clock, self._book)
+        self._watcher.inside = InsideCalls(taps, self._watcher, self._book)
         self._watcher.inside.address = framework.address
         self._book.notice(taps.rounding)
+        self._book.sees_inside = True
 
     def _require_capabilities(self, selection: Selection, eager: bool, optimizer: bool) -> None:
         """Raise UsageError for options that the framework does not support, before anything is opened."""

@@ -263,27 +263,50 @@ class Watcher:
         return self._after(site, output)
 
     # --- inside compiled graphs --------------------------------------------------------------------------------
-    def innermost(self) -> ModuleCall | None:
-        """Return the innermost call in progress, of training or of a recorded evaluation."""
-        return self._evaluation_clock.innermost or self._clock.innermost
+    def graph_begins(self, autograd: bool) -> tuple[Clock, ModuleCall | None, str]:
+        """Begin a run of a compiled graph. Return its clock, the call that it is part of, and its phase.
 
-    def begin_inside(self, site: Site, opened: Opened, autograd: bool) -> ModuleCall | None:
-        """Begin a call inside a compiled graph; None if it is not recorded."""
-        if self.modes is not None and (mode := self.modes.enter(site.name, self._clock.idle, autograd)) != "train":
-            return self._enter_evaluation(site, opened) if mode == "eval" and self.modes.recorded else None
-        return self._enter(site, opened, autograd)
+        The phase is empty if it is not recorded.
+        """
+        if self.modes is not None and (mode := self.modes.of_graph(self._clock.idle, autograd)) != "train":
+            if mode != "eval" or not self.modes.recorded:
+                return self._evaluation_clock, None, ""
+            clock = self._evaluation_clock
+            if clock.idle:
+                clock.enter_graph()
+            return clock, clock.innermost, "eval"
+        clock = self._clock
+        if not self.armed:
+            self.arm()
+        if clock.idle and clock.enter_graph():
+            self._record_pieces()
+            self.forward_begins()
+        return clock, clock.innermost, "forward"
 
-    def end_inside(self, site: Site, opened: Opened) -> ModuleCall | None:
-        """End a call inside a compiled graph; None if it is not recorded."""
-        if self.modes is not None and (mode := self.modes.leave(site.name)) != "train":
-            if mode == "eval" and self.modes.recorded:
-                self._leave_evaluation(site, opened)
-            return None
-        call = self._clock.leave(site.name)
-        if call is not None and site.name in self._sites:
+    def begin_inside(self, site: Site, call: ModuleCall, phase: str) -> None:
+        """Begin a call inside a compiled graph, before anything of it is recorded."""
+        if site.name not in self._sites:
+            return
+        if phase == "eval":
+            self._book.evaluated(site.name)
+        elif not call.recomputed:
+            self._book.called(site.name, call.autograd)
+
+    def inputs_inside(self, site: Site, call: ModuleCall, phase: str, opened: Opened) -> None:
+        """Record the inputs of a call inside a compiled graph."""
+        if site.name in self._sites and phase == "forward":
+            self._entered(site, call, opened)
+        elif site.name in self._sites and "input" in self._kinds:
+            self._record_all(site, call, "input", opened, phase)
+
+    def outputs_inside(self, site: Site, call: ModuleCall, phase: str, opened: Opened) -> None:
+        """Record the outputs of a call inside a compiled graph."""
+        if site.name in self._sites and phase == "forward":
             self._leave_values(site, call, opened)
-        self._after_call(site)
-        return call if site.name in self._sites else None
+        elif site.name in self._sites and "output" in self._kinds:
+            self._record_all(site, call, "output", opened, phase)
+        if self._clock.idle and phase == "forward":
+            self._after_call(site)
 
     def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
         """Record a gradient that compiled code has computed."""
@@ -318,17 +341,14 @@ class Watcher:
         if self.operators is not None:
             self.operators.entered(site, call)
 
-    def _enter(self, site: Site, opened: Opened, inside: bool | None = None) -> ModuleCall:
-        """Count a call that begins, and record its inputs.
-
-        `inside`: in a compiled graph, whether autograd is on. Its gradients come from the graph.
-        """
+    def _enter(self, site: Site, opened: Opened) -> ModuleCall:
+        """Count a call that begins, and record its inputs."""
         framework = self._framework
         if not self.armed:
             self.arm()
             if site.name != "":  # a program that calls parts of a model may change their mode before the step ends
                 self._collect_remarks()
-        autograd = framework.records_gradients() if inside is None else inside
+        autograd = framework.records_gradients()
         recomputing = framework.recomputing()
         # A checkpointed region runs again in backward, and its inputs identify it. With reentrant checkpointing it runs
         # without autograd at first. Otherwise the identity only matters if the second run gets substituted tensors.
@@ -345,16 +365,22 @@ class Watcher:
         if site.name in self._replaced and not call.recomputed:
             for name, parameter in framework.parameters(site.owner):
                 self._hook_parameter(site, name, parameter)
-        if self.recomputations is not None:
-            self.recomputations.seen(site, call, "input", opened)
-        if "grad_output" in self._kinds and inside is None:
+        if "grad_output" in self._kinds:
             call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
-        if "grad_input" in self._kinds and autograd and inside is None:
+        if "grad_input" in self._kinds and autograd:
             call.mark = framework.mark()
             call.edges = self._edges(site, opened)
+        if not call.recomputed:
+            self._book.called(site.name, autograd)
+        self._entered(site, call, opened)
+        return call
+
+    def _entered(self, site: Site, call: ModuleCall, opened: Opened) -> None:
+        """Record the inputs of a call that was counted."""
+        if self.recomputations is not None:
+            self.recomputations.seen(site, call, "input", opened)
         if call.recomputed:
-            return call
-        self._book.called(site.name, autograd)
+            return
         if opened.plain or opened.arguments or site.name in self._arguments:
             self._note_arguments(call, opened)
         if self.detached is not None:
@@ -363,7 +389,6 @@ class Watcher:
             self.rows.entered(call, opened)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
-        return call
 
     def _note_arguments(self, call: ModuleCall, opened: Opened) -> None:
         if self.called_with is None:

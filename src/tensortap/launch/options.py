@@ -124,7 +124,9 @@ CAPTURE_OPTIONS = (
     CaptureOption("ranks", _parse_numbers, "RANKS", "Record these ranks."),
     CaptureOption("overwrite", parse_flag, "", "Replace an earlier run."),
     CaptureOption("on_error", str, "warn|raise", "What an error inside the tap does."),
-    CaptureOption("compiled", str, "boundary|inside|eager", "See compiled modules from outside, inside, or uncompiled."),
+    CaptureOption(
+        "compiled", str, "boundary|inside|eager", "See compiled modules from outside, inside, or uncompiled."
+    ),
     CaptureOption("emulate_casts", parse_flag, "", "Let taps inside compiled graphs change no rounding."),
     CaptureOption("max_buffer", _parse_count, "BYTES", "Bytes of host memory that may wait for the disk."),
     CaptureOption("sketch", _parse_count, "256|128|64|32", "Numbers in the sketch of a tensor."),

@@ -43,7 +43,12 @@ class ModuleChanges:
         token = object()
         changed = _weak(changed, lambda: remove())
         self._changed[token], self._wrapped[token] = changed, _weak(wrapped, lambda: None)
-        handle = register_module_module_registration_hook(lambda module, _name, _child: changed(module))
+
+        def registered(module: Any, _name: str, _child: Any) -> None:
+            if not torch.compiler.is_compiling():  # a forward that slices a list of modules makes a new one each time
+                changed(module)
+
+        handle = register_module_module_registration_hook(registered)
 
         def remove() -> None:
             handle.remove()

@@ -26,10 +26,10 @@ __all__ = ["TorchGraphTaps"]
 _COMPILED = "_compiled_call_impl"
 """The attribute of a module that was compiled in place."""
 _ROUNDING = {
-    False: "taps inside compiled graphs split kernels, and may change the rounding of bfloat16 and float16: "
-    "emulate_casts=True rounds alike with and without taps",
-    True: "compiled code rounds between operations, as uncompiled code does (emulate_precision_casts): taps change no "
-    "bit of it",
+    False: "taps inside compiled graphs split kernels, so bfloat16 and float16 values are rounded in more places than "
+    "without taps: emulate_casts=True rounds alike",
+    True: "compiled code rounds between operations, as uncompiled code does (emulate_precision_casts): with taps as "
+    "without, but for the order of sums in fused kernels",
 }
 
 

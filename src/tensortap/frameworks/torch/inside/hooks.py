@@ -47,8 +47,8 @@ def traced_hooks(kinds: frozenset[str]) -> TracedHooks:
         _open(kwargs, "", 0, found)
         for value in plain:  # noqa: B007  # the compiler's own view of it is read
             comptime(notes.see_plain)
-        comptime(notes.see_inputs)
         number = getattr(module, MODULE_NUMBER)
+        comptime(notes.see_inputs)
         changed = False
         if input_gradients:
             marks = notes.input_marks().split(",")

@@ -57,6 +57,8 @@ class _Call:
     """Each input, and its version when the call began."""
     nodes: list[Any] = field(default_factory=list)
     """The node of each input in the graph."""
+    common: dict[str, Any] = field(default_factory=dict)
+    """What the tap must know of the call whether it begins or ends: compilers may reorder the two."""
     spec: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,6 +67,7 @@ class _Notes:
 
     def __init__(self) -> None:
         self.count = 0
+        self.calls: dict[int, tuple[Any, int]] = {}
         self.open: list[_Call] = []
         self.plain: list[Any] = []
         self.tapped: dict[int, _Tapped] = {}
@@ -77,6 +80,12 @@ class _Notes:
     def value(self, fake: Any) -> int:
         """Return a number for the value of a tensor. A change in place makes another value of it."""
         return self.values.setdefault((id(fake), fake._version), (fake, len(self.values)))[1]
+
+    def count_call(self, module: Any) -> int:
+        """Count a call of a module, by the tensor that is its number. Return how many the graph has before."""
+        _, before = self.calls.get(id(module), (module, 0))
+        self.calls[id(module)] = module, before + 1
+        return before
 
     def check(self) -> None:
         """Trace again without the tap of a gradient, if the tensor was changed in place through another one."""
@@ -145,8 +154,13 @@ def see_inputs(context: Any) -> None:
     notes.plain = []
     call = _Call(notes.count, [(fake, fake._version) for fake in fakes], _nodes(context))
     notes.count += 1
-    call.spec = _spec(notes, fakes, _strings(context, "closed"))
-    call.spec["autograd"] = torch.is_grad_enabled()
+    call.common = {
+        "nth": notes.count_call(context.get_local("number").as_fake()),
+        "outermost": not notes.open,
+        "autograd": torch.is_grad_enabled(),
+        "reached": any(fake.requires_grad for fake in fakes),
+    }
+    call.spec = call.common | _spec(notes, fakes, _strings(context, "closed"))
     if plain:
         call.spec["plain"] = written(plain, opaque_value[0])
     notes.open.append(call)
@@ -182,7 +196,7 @@ def see_outputs(context: Any) -> None:
     passed = _passed_by_dropout(context, call)
     for place, source in passed.items():
         fakes[place] = call.inputs[source][0]
-    notes.leave = _spec(notes, fakes, _strings(context, "closed"))
+    notes.leave = call.common | _spec(notes, fakes, _strings(context, "closed"))
     unchanged = {id(fake) for fake, version in call.inputs if fake._version == version}
     left_out = _untapped.get(_compile_id(), set())
     first: dict[int, int] = {}
