@@ -15,7 +15,7 @@ from tensortap.core import presentation as _presentation
 from tensortap.core import zooming as _zooming
 from tensortap.errors import TensortapError
 from tensortap.health import health
-from tensortap.isolate import check, noise
+from tensortap.isolate import check, check_compiled, noise
 from tensortap.model.audit import audit
 from tensortap.model.inspect import inspect
 from tensortap.model.peek import peek
@@ -41,6 +41,7 @@ __all__ = [
     "audit",
     "capture",
     "check",
+    "check_compiled",
     "compare",
     "health",
     "inspect",

@@ -210,6 +210,9 @@ class GraphTaps(Protocol):
 class InsideGraphs(Protocol):
     """Modules that are seen inside compiled graphs."""
 
+    def compile(self, model: Any, options: Mapping[str, Any]) -> Any:
+        """Return the compiled self of a model, with the framework's own options."""
+
     def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
         """Return what places taps that record these kinds."""
 

@@ -7,21 +7,23 @@ choices.py       experts that rounding chose, compared while both sides are at h
 reference.py     finds that record and its values
 truth.py         the exact results: a float64 copy of the model, fed like the model
 conclusion.py    the result: aligns, judges and words what was measured
+compiled.py      a model against its compiled self
 noise.py         how far records move under steps of one epsilon (perturbation.py)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensortap.core.records import Comparison
     from tensortap.isolate.check import Check
     from tensortap.store import Run
 
-__all__ = ["check", "noise"]
+__all__ = ["check", "check_compiled", "noise"]
 
 
 def check(
@@ -85,6 +87,45 @@ def check(
         zoom=zoom,
     )
     return Check(model, reference, options, optimizer)
+
+
+def check_compiled(
+    model: Any,
+    step: Callable[[Any], Any],
+    *,
+    compile: Mapping[str, Any] | None = None,  # as torch.compile's arguments; shadows a builtin on purpose
+    truth: str | None = None,
+    modules: str | Sequence[str] | Callable[[str, Any], bool] = "*",
+    emulate_casts: bool = False,
+    path: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Comparison:
+    """Run a step uncompiled and compiled from the same state, and say which module the compiler computes differently.
+
+    model: a torch module, compiled or not. One that is compiled, as a whole or in parts, also runs uncompiled.
+    step: a function of the model that runs it, usually with backward: the candidate is called with the compiled model.
+        State of the model and random numbers are the same for all runs and restored at the end, an optimizer's not.
+    compile: arguments of `torch.compile`, for a model that is not compiled.
+    truth: "float64" also runs a float64 copy. The result then says which side is further from it; docs/truth.md.
+    modules, rtol, atol: as in `tensortap.capture` and `tensortap.compare`.
+    emulate_casts: let inductor round between operations, as uncompiled code does. What then still differs in bfloat16
+        is not due to fused kernels that round less.
+    path, overwrite: a folder for the runs "eager", "compiled" and "truth". None holds them in memory.
+
+    The result is as from `tensortap.compare`: the eager run is the reference, the compiled one the candidate.
+
+    >>> result = tensortap.check_compiled(model, lambda model: model(batch).loss.backward())
+    >>> print(result)
+    """
+    from pathlib import Path
+
+    from tensortap.isolate.compiled import CompiledOptions, compare_compiled  # deferred: loads the reader
+
+    where = None if path is None else Path(path)
+    options = CompiledOptions(compile, truth, where, modules, emulate_casts, rtol, atol, overwrite)
+    return compare_compiled(model, step, options)
 
 
 def noise(

@@ -280,6 +280,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         stance = torch.compiler.set_stance("force_eager")
         return lambda: stance.__exit__(None, None, None)
 
+    def compile(self, model: torch.nn.Module, options: Mapping[str, Any]) -> Any:
+        return torch.compile(model, **options)
+
     def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
         try:
             from tensortap.frameworks.torch.inside.graphs import TorchGraphTaps  # loads the compiler

@@ -129,9 +129,9 @@ def _context_of(compiled: Any) -> Any | None:
 
 def _compile_again() -> bool:
     """Drop all compiled code. Return whether there was any: hooks are not guarded, so it would be used as it is."""
-    seen = getattr(getattr(convert_frame, "input_codes", None), "seen", None)
+    known = bool(getattr(getattr(convert_frame, "input_codes", None), "seen", True))
     torch._dynamo.reset()
-    return seen is None or bool(len(seen))
+    return known
 
 
 def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
