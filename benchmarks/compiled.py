@@ -2,8 +2,8 @@
 
 For each model, compiled whole and layer by layer, with and without activation checkpointing: whether a run with
 `compiled="inside"` has the identities of the eager run, each once; whether the graph was broken; and whether the tapped
-training gives the same bits as the untapped one. With --mistakes, also whether comparisons of compiled runs name the
-planted mistakes of tests/mistakes that comparisons of eager runs name.
+training gives the same bits as the untapped one. With --mistakes N, whether comparisons of compiled runs name the same
+module as comparisons of eager runs, for every N-th planted mistake of tests/mistakes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+import tensortap as tt
+from tensortap.core.records import display_name
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 
 from mistakes.models import MODELS
-from mistakes.running import training_of
+from mistakes.running import train_under, training_of
+from mistakes.zoo import MISTAKES
 
 from support.compiling import compile_layers, compile_whole, differences, train, untapped_gradients
 
@@ -138,6 +142,35 @@ def check(case: Case, how: str, checkpointed: bool, backend: str, dtype: torch.d
     )
 
 
+def check_mistakes(names: list[str], backend: str, every: int) -> None:
+    """Print the planted mistakes that comparisons of compiled runs name, and those that eager runs name."""
+    named = {"eager": 0, "inside": 0}
+    references: dict[Any, Any] = {}
+    chosen = [mistake for mistake in MISTAKES if not names or mistake.model in names][::every]
+    for mistake in chosen:
+        found = {}
+        for how in named:
+
+            def run(training: Any, how: str = how, kinds: Any = mistake.kinds) -> Any:
+                torch._dynamo.reset()
+                training.compiled = backend if how == "inside" else None
+                options = {"keep": "tensors", "kinds": kinds, "on_error": "raise"}
+                where = "inside" if how == "inside" else "boundary"
+                return train_under(training, lambda model: tt.capture(model, None, compiled=where, **options)).run
+
+            if (spot := (mistake.model, how, mistake.kinds)) not in references:
+                references[spot] = run(training_of(mistake.model))
+            wrong = training_of(mistake.model)
+            mistake.apply(wrong)
+            result = tt.compare(references[spot], run(wrong))
+            first = None if result.first is None else result.first.module
+            found[how] = "nothing" if first is None else display_name(first)
+            named[how] += result.verdict == "diverged" and first in mistake.places
+        same = "" if len(set(found.values())) == 1 else "  OTHER"
+        print(f"{mistake.name:40} eager {found['eager']:26} inside {found['inside']:26}{same}", flush=True)
+    print(f"of {len(chosen)} mistakes, eager runs name {named['eager']}, runs inside {named['inside']}")
+
+
 def cases(names: list[str]) -> Iterator[Case]:
     for case in (*zoo_cases(), *transformers_cases()):
         if not names or case.name in names:
@@ -148,10 +181,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--mistakes", action="store_true")
+    parser.add_argument("--mistakes", type=int, metavar="N", help="try every N-th planted mistake instead")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.mistakes:
+        check_mistakes(options.models, options.backend, options.mistakes)
+        return
     for case in cases(options.models):
         for how in ("whole", "layers"):
             if how == "layers" and not any(isinstance(each, nn.ModuleList) for each in case.build().modules()):

@@ -1,10 +1,12 @@
 """What taps inside compiled graphs cost on a GPU: python benchmarks/compiled_gpu.py [--layers 16] [--steps 20]
 
-A LlamaForCausalLM of transformers with 0.95 B parameters in bfloat16, batch 4 x 2048, compiled whole and layer by layer. Taps at the
-outputs of all leaf modules and their gradients. Prints the time of a training step without a tap, with one that records at the boundary,
-and with one inside, as medians of one run, and ratios to the first. The aim is 1.08.
+A LlamaForCausalLM of transformers with 0.95 B parameters in bfloat16, batch 4 x 2048, compiled whole and layer by
+layer. Taps at the outputs of all leaf modules and their gradients. Prints the time of a training step without a tap,
+with one that records at the boundary, and with one inside, as medians of one run, and ratios to the first. The aim is
+1.08.
 
-With --cuda-graphs, a small model in mode "reduce-overhead" shows whether taps run in each replay, and are counted right.
+With --cuda-graphs, a small model in mode "reduce-overhead" shows whether taps run in each replay, and are counted
+right.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +57,6 @@ def seconds(step: Callable[[], None], options: argparse.Namespace, after: Callab
     """Return the median time of a step, between synchronisations of the device."""
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     times = []
-    import time
-
     for number in range(options.warmup + options.steps):
         wait()
         started = time.perf_counter()
