@@ -51,7 +51,6 @@ class _Explainer:
         self._joined = joined
         self._structure = structure
         self._reader = MemberReader(joined)
-        self._sketches = matched.reference.sketches()
 
     def prepare(self, pairs: list[int]) -> None:
         self._reader.prepare([self._group(pair) for pair in pairs])
@@ -65,6 +64,7 @@ class _Explainer:
             self._reduced,
             self._reordered,
             self._unreduced_source,
+            self._unreduced_gradient,
         )
         return next((found for test in tests if (found := test(birth)) is not None), birth)
 
@@ -75,11 +75,10 @@ class _Explainer:
 
     def _target(self, pair: int) -> Floats | None:
         """Return the sketch of the reference's record."""
-        matrix, which = self._sketches
-        at = int(which[self._matched.alignment.reference[pair]])
-        if at < 0:
+        side, row = self._matched.reference, int(self._matched.alignment.reference[pair])
+        if not side.has_sketch[row]:
             return None
-        found = matrix[at].astype(np.float64)
+        found = side.sketches_at(np.array([row]))[0].astype(np.float64)
         return found if np.isfinite(found).all() and np.any(found) else None
 
     def _rounding(self, pair: int) -> float:
@@ -213,6 +212,53 @@ class _Explainer:
             found = self._finding(birth, Cause.MISSING_REDUCTION, axis, words, parts.ranks, len(parts), residual)
             return replace(found, key=key, row=source, container=None, cls=self._structure_class(source))
         return None
+
+    def _unreduced_gradient(self, birth: Finding) -> Finding | None:
+        """A gradient that is sent back is a sum of one that every rank has, as that of a residual connection, and of
+        summands that were not added up. The sum over n ranks has the first n times."""
+        if birth.row is None or birth.key.kind not in ("grad_output", "grad_input"):
+            return None
+        target, rounding = self._target(birth.row), self._rounding(birth.row)
+        if target is None:
+            return None
+        scope, structure = self._structure.scope[birth.row], self._structure
+        around = structure.calls_of_module.get((scope, birth.container or birth.key.module), ())
+        sources = [*structure.sources(birth.row), *(row for call in around for row in call.of("grad_output"))]
+        given = [row for row in sources if structure.kind[row] in ("grad_output", "grad_input") and row != birth.row]
+        self._reader.prepare([self._group(row) for row in given])
+        norm = float(np.linalg.norm(target))
+        for members in self._reader.along_axes(self._group(birth.row)):
+            sketches = _of_size(members.sketches, target.size)
+            each = float((np.linalg.norm(sketches - target, axis=1) / norm).min())
+            for row in given:
+                common = self._target(row)
+                if common is None or common.size != target.size or not np.isfinite(sketches).all():
+                    continue
+                rest = sketches.sum(axis=0) - (len(members) - 1) * common - target
+                residual = float(np.linalg.norm(rest)) / norm
+                if residual <= max(rounding, 0.05 * each) and residual <= 0.2 * each:
+                    words = "their sum, with what all of them have counted once, is the reference's gradient"
+                    found = self._finding(
+                        birth, Cause.MISSING_REDUCTION, members.axis, words, members.ranks, len(members), residual
+                    )
+                    return self._at_summands(found, given, members.axis)
+        return None
+
+    def _at_summands(self, birth: Finding, given: Sequence[int], axis: str) -> Finding:
+        """Attribute it to the module that sent summands back inside, if these were recorded."""
+        for row in given:
+            plan = self._joined.layout.plan_of(self._group(row))
+            if not any(name == axis for name, _ in plan.reductions):
+                continue
+            key = self._matched.reference.key(int(self._matched.alignment.reference[row]))
+            around = self._structure.call_of(row)
+            container = around.parent.module if around is not None and around.parent is not None else birth.container
+            layout = birth.layout and replace(birth.layout, words="their sum is the reference's gradient")
+            inside = replace(
+                birth, key=key, row=row, container=container, cls=self._structure_class(row), layout=layout
+            )
+            return self._at_consumer(inside)
+        return birth
 
     def _members(self, pair: int, axis: str) -> AxisMembers | None:
         return self._reader._along(self._group(pair), axis) if self._prepared(pair) else None
