@@ -103,8 +103,23 @@ def test_ten_equal_layers_share_their_graphs(checkpointed: bool) -> None:
     assert graphs() <= 2  # the first layer's input needs no gradient
 
 
-def test_gradients_of_inputs() -> None:
-    eager, inside = pair(Layers, kinds=(*KINDS, "grad_input"))
+class NormalisedLayers(nn.Module):
+    """Layers whose output is that of a module inside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("how", COMPILE)
+@pytest.mark.parametrize("build", [Layers, NormalisedLayers])
+def test_gradients_of_inputs(how: str, build: Any) -> None:
+    eager, inside = pair(build, how, kinds=(*KINDS, "grad_input"))
     found = differences(eager, inside)
     assert (found["missing"], found["extra"]) == ([], [])
 

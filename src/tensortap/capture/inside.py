@@ -220,7 +220,8 @@ class InsideCalls:
 
     def _gradient(self, kind: str, call: GraphCall, path: str, gradient: Any) -> None:
         found = self._begun.get(call)
-        if (around := self._around.get(call)) is not None and path in around[1].watched_inside:
+        around = self._around.get(call) if kind == "grad_output" else None
+        if around is not None and path in around[1].watched_inside:
             found = around
         also = self._aliases.get((call, path), ()) if kind == "grad_output" else ()
         if found is None and not also:  # it belongs to an earlier step
