@@ -138,3 +138,17 @@ def test_a_match_says_what_it_could_not_have_seen(kinds: tuple[str, ...], words:
     assert result.verdict == "match" and result.sentence.endswith(words)
     forward = tt.compare(path, path, kinds=("input", "output"))
     assert "would not show" not in forward.sentence  # no training is judged
+
+
+def test_the_sentence_says_that_the_module_is_in_another_mode(tmp_path: Path) -> None:
+    def trained(path: Path, training: bool) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        model[1].train(training)
+        with tt.capture(model, path, keep="tensors"):
+            model(torch.linspace(-1, 2, 128).view(16, 8)).square().sum().backward()
+        return path
+
+    result = tt.compare(trained(tmp_path / "a", True), trained(tmp_path / "b", False))
+    assert result.first is not None and result.first.module == "1"
+    assert "It is in evaluation mode, and the reference's in training mode." in result.sentence

@@ -86,12 +86,17 @@ class ArgumentDifference(NamedTuple):
 
 
 def in_words(value: Any) -> str:
-    """Return a value as its repr, shortened to one line.
+    """Return a value as its repr, shortened to one line. A float that consists of few digits but for its last bits is
+    written with those.
 
     >>> in_words(True), in_words((7, OpaqueValue("object", "Cache"))), in_words("x" * 100)[-20:]
     ('True', '(7, a Cache object)', 'xxxxxxxxxxxxxxxxxxx…')
+    >>> in_words(1 - 0.9997), in_words(0.1 + 1e-8)
+    ('0.0003', '0.10000001')
     """
     text = repr(value)
+    if isinstance(value, float) and math.isclose(short := float(f"{value:.9g}"), value, rel_tol=1e-12):
+        text = repr(short)
     return text if len(text) <= _MOST_WORDS else f"{text[: _MOST_WORDS - 1]}…"
 
 

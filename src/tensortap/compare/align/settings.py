@@ -53,6 +53,16 @@ class SettingDifferences:
                 found[ours] = others
         return found
 
+    def modes(self, module: str) -> tuple[bool, bool] | None:
+        """Return whether a module is in training mode, in the reference and in the candidate, if that differs."""
+        found = [
+            (self._value("reference", "attributes", ours) or {}, self._value("candidate", "attributes", theirs) or {})
+            for ours, theirs in (self._modules_alike() if self._comparable else ())
+            if ours == module
+        ]
+        modes = [(ours.get("training"), theirs.get("training")) for ours, theirs in found]
+        return next(((bool(a), bool(b)) for a, b in modes if None not in (a, b) and a != b), None)
+
     @cached_property
     def ties(self) -> list[TieDifference]:
         """Parameters that are tied on one side alone, among modules that both sides have."""

@@ -34,12 +34,16 @@ _EVERYWHERE = 0.25
 def describe_attributes(first: Finding, settings: SettingDifferences) -> str:
     """Return a further sentence if the module to inspect has other attributes than the reference's."""
     others = settings.attributes.get(first.module, ())
+    mode = ""
+    if (modes := settings.modes(first.module)) is not None:
+        ours, theirs = ("training" if each else "evaluation" for each in modes)
+        mode = f" It is in {theirs} mode, and the reference's in {ours} mode."
     if not others:
-        return ""
+        return mode
     parts = [f"its {each.path} is {in_words(each.candidate)} instead of {in_words(each.reference)}" for each in others]
     more = f", and {len(parts) - _MOST_ATTRIBUTES} more differ" if len(parts) > _MOST_ATTRIBUTES else ""
     text = ", ".join(parts[:_MOST_ATTRIBUTES]) + more
-    return f" {text[0].upper()}{text[1:]}."
+    return f"{mode} {text[0].upper()}{text[1:]}."
 
 
 def describe_one_sided_modules(first: Finding, matched: Matched) -> str:

@@ -75,7 +75,8 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
     """Say that all compared pairs match, and what was `left_out`."""
     steps = "" if isolated else _other_steps(matched)
     unjudged = bool(counts.get("unjudged"))
-    agree = "Everything that both runs have matches" if steps else "The runs match"
+    seen, every = _modules_seen(matched)
+    agree = "Everything that both runs have matches" if steps or seen < every / 2 else "The runs match"
     if judgement.unsupported:
         agree = "As far as the records show, everything agrees"
     agree = "Everything that could be judged matches" if unjudged else agree
@@ -84,10 +85,21 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
         agree = f"Too little in common to judge: {left_out}. Everything that {what} matches"
     elif isolated:
         agree = "Every module agrees on the reference's own inputs" + " as far as it could be judged" * unjudged
+        if seen < every / 2:
+            agree = f"Of {every} modules, {seen} ran on the reference's own inputs; all that was compared agrees"
     if not counts.get("close"):
         return sentence.describe_match(counts, None, agree) + steps + beside.describe_uncompared(matched, True)
     uncompared = beside.describe_uncompared(matched, optimizer=not judgement.unsupported)
     return sentence.describe_match(counts, _worst(matched, judgement), agree) + steps + uncompared
+
+
+def _modules_seen(matched: Matched) -> tuple[int, int]:
+    """Return of how many modules outputs were compared, and of how many the reference has some. A compiled model hides
+    most of them."""
+    side = matched.reference
+    outputs = side.kind.among(("output",))
+    compared = matched.alignment.reference[outputs[matched.alignment.reference]]
+    return len(np.unique(side.module.codes[compared])), len(np.unique(side.module.codes[outputs]))
 
 
 def _worst(matched: Matched, judgement: Judgement) -> str:
