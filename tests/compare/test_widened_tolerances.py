@@ -333,3 +333,17 @@ def test_what_differs_beside_a_mask_in_another_convention(
 ) -> None:
     result = compared(tmp_path, attending(False, 0, dtype), attending(True, gradients_off, dtype))
     assert result.verdict == verdict, result.sentence
+
+
+def test_a_wrong_buffer_before_the_first_step_is_not_excused(tmp_path: Path) -> None:
+    """Buffers are no parameters: a table that is wrong from the start is a mistake."""
+
+    def run(off: float) -> list[Seen]:
+        return [
+            Seen("fc", values(1, (16, 16)), "param", path="weight"),
+            Seen("rotary", moved(values(2, (64, 16)), off), "buffer", path="cos", cls="Rotary"),
+            Seen("rotary", moved(values(2, (64, 16)), off), "output", cls="Rotary"),
+        ]
+
+    result = compared(tmp_path, run(0), run(0.1))
+    assert result.first is not None and result.first.key.kind == "buffer", result.sentence

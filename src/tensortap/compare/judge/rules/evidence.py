@@ -165,12 +165,15 @@ class Evidence:
         return self._worst_parameters.get((rank, step), 0.0)
 
     def error_of_parameters(self, row: int) -> float:
-        """Return the worst error of all right parameters before a step."""
-        rank, step, _ = self.structure.scope[row]
-        found = (
-            parameters for (of, at, _), parameters in self.structure.parameters_of.items() if (of, at) == (rank, step)
-        )
-        errors = [self.error[each] for rows in found for each in rows if not self.wrong[each] and self.is_known(each)]
+        """Return the worst error of all right parameters before the step that a buffer is updated in; 0 if it is one
+        before the step."""
+        structure = self.structure
+        rank, step, _ = structure.scope[row]
+        if not structure.number[row]:
+            return 0.0
+        found = (held for (of, at, _), held in structure.parameters_of.items() if (of, at) == (rank, step))
+        rows = [each for held in found for each in held if structure.kind[each] == "param" and not self.wrong[each]]
+        errors = [self.error[each] for each in rows if self.is_known(each)]
         return max((error for error in errors if error < float("inf")), default=0.0)
 
     @cached_property
