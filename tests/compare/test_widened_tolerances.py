@@ -161,6 +161,29 @@ def test_few_elements_may_take_another_step_as_far_as_a_summary_shows(
     assert result.verdict == verdict, result.sentence
 
 
+@pytest.mark.parametrize(("steps", "verdict"), [(0.01, "match"), (0.3, "diverged")])
+def test_a_part_of_a_weight_without_a_gradient_moves_by_noise(tmp_path: Path, steps: float, verdict: str) -> None:
+    """No token chose one of four experts: the gradient of its scores is rounding, less than an optimizer's epsilon."""
+
+    def run(candidate: bool) -> list[Seen]:
+        weight, gradient = values(1, (4, 64)), values(2, (4, 64))
+        after = weight - np.float32(1e-2) * np.sign(gradient)
+        gradient[3] = values(3 + candidate, (64,)) * np.float32(1e-9)
+        after[3] = weight[3] - np.float32(1e-2 * steps) * np.sign(gradient[3])
+        if candidate:
+            gradient = moved(gradient, 3e-7)
+        return [
+            Seen("gate", weight, "param", path="weight", keep=False),
+            Seen("gate", values(6, (32, 64)), "input", keep=False),
+            Seen("gate", values(7, (32, 4)), keep=False),
+            Seen("gate", gradient, "param_grad", path="weight", keep=False),
+            Seen("gate", after, "param", path="weight", call=1, keep=False),
+        ]
+
+    result = compared(tmp_path, run(False), run(True))
+    assert result.verdict == verdict, result.sentence
+
+
 def clipped(noise: float, off: float) -> list[Seen]:
     """Two gradients, of which one is off by rounding, and what clipping by the norm of both made of the other."""
     one, other = values(1, (32, 32)), values(2, (32, 32))
