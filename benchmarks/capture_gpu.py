@@ -4,6 +4,11 @@
 
 All ways take turns in one process; medians and ratios are printed with their targets, and the same run measures the
 limits of the machine. `tensortap bench` does the same on a user's machine, without the leak test and np.save.
+
+    python benchmarks/capture_gpu.py --model hf-llama [--rounds 3] [--steps 20]
+
+times transformers' own Llama of the same size with the settings a user gets without asking, with leaf modules, with all
+kinds, in every tenth step, and with gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import host
+import torch
 from rich.text import Text
 
 from tensortap.bench import BenchOptions, measure
@@ -21,11 +28,13 @@ from tensortap.report.terminal import table
 from tensortap.report.terminal.bench import bench_page, rate, signed
 from tensortap.report.terminal.times import duration
 
+HF_WAYS = ("default", "leaves", "all kinds", "every tenth")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--model", help="llama-0.95b, llama-small or llama-tiny")
+    parser.add_argument("--model", help="llama-0.95b, llama-small, llama-tiny or hf-llama")
     parser.add_argument("--keep", default="summary,tensors")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40, help="steps in a row that are timed together")
@@ -37,6 +46,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where runs are written and removed again")
     parser.add_argument("--json", type=Path, help="all figures")
     given = parser.parse_args()
+    if given.model == "hf-llama":
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if given.device == "auto" else given.device
+        host.compare_ways("hf-llama-0.95b", device, HF_WAYS, given.rounds, given.steps)
+        host.compare_ways("hf-llama-0.95b-checkpointed", device, ["default"], given.rounds, given.steps)
+        return
     options = BenchOptions(
         device=given.device,
         model=given.model,

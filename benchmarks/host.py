@@ -16,7 +16,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +80,29 @@ def tiny(device: str) -> tuple[nn.Module, Step]:
     return model, step
 
 
-def hf_llama(device: str, checkpointed: bool = False) -> tuple[nn.Module, Step]:
-    """Return transformers' Llama of 16 layers and its training step, bound by its launches."""
+def hf_llama(device: str, checkpointed: bool = False, large: bool = False) -> tuple[nn.Module, Step]:
+    """Return transformers' Llama of 16 layers and its training step.
+
+    It is bound by its launches; a large one has 0.95 billion parameters in bfloat16, and is bound by its arithmetic.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width = 256 if device == "cuda" else 32
+    width = 2048 if large else 256 if device == "cuda" else 32
     config = LlamaConfig(
-        vocab_size=512,
+        vocab_size=32_000 if large else 512,
         hidden_size=width,
-        intermediate_size=2 * width,
+        intermediate_size=5632 if large else 2 * width,
         num_hidden_layers=16,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=16 if large else 4,
+        num_key_value_heads=16 if large else 4,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to(device)
+    model = LlamaForCausalLM(config).to(device, torch.bfloat16 if large else torch.float32)
     model.train()
     if checkpointed:
         model.gradient_checkpointing_enable()
-    tokens = torch.randint(0, 512, (1, 128 if device == "cuda" else 8), device=device)
+    shape = (4, 2048) if large else (1, 128 if device == "cuda" else 8)
+    tokens = torch.randint(0, 512, shape, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
@@ -113,6 +117,8 @@ MODELS: dict[str, Callable[[str], tuple[nn.Module, Step]]] = {
     "tiny": tiny,
     "hf-llama": hf_llama,
     "hf-llama-checkpointed": lambda device: hf_llama(device, checkpointed=True),
+    "hf-llama-0.95b": lambda device: hf_llama(device, large=True),
+    "hf-llama-0.95b-checkpointed": lambda device: hf_llama(device, checkpointed=True, large=True),
 }
 
 
@@ -220,6 +226,23 @@ def opening(sizes: list[int]) -> None:
         print(f"{count:9}{statistics.median(opened):9.3f}{statistics.median(closed):9.3f}")
 
 
+def compare_ways(name: str, device: str, ways: Iterable[str], rounds: int, steps: int) -> None:
+    """Time the ways of tapping a model in turns, and print the medians."""
+    torch.manual_seed(0)
+    model, step = MODELS[name](device)
+    wait: Step = torch.cuda.synchronize if device == "cuda" else lambda: None
+    taps = {"plain": plain, "hooks": hooked} | {way: tapped(WAYS[way]) for way in ways}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in taps}
+    for turn in range(rounds + 1):
+        for way, run in taps.items():
+            gc.collect()
+            result = run(model, step, steps, wait)
+            if turn:  # the first round warms up
+                found[way].append(result)
+    print(f"{name} on {device}, torch {torch.__version__}, {rounds} rounds of {steps} steps")
+    report(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="tiny")
@@ -235,19 +258,7 @@ def main() -> None:
         opening(given.opening)
         return
     device = ("cuda" if torch.cuda.is_available() else "cpu") if given.device == "auto" else given.device
-    torch.manual_seed(0)
-    model, step = MODELS[given.model](device)
-    wait: Step = torch.cuda.synchronize if device == "cuda" else lambda: None
-    ways = {"plain": plain, "hooks": hooked} | {name: tapped(WAYS[name]) for name in given.ways.split(",") if name}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-    for turn in range(given.rounds + 1):
-        for name, way in ways.items():
-            gc.collect()
-            result = way(model, step, given.steps, wait)
-            if turn:  # the first round warms up
-                found[name].append(result)
-    print(f"{given.model} on {device}, torch {torch.__version__}, {given.rounds} rounds of {given.steps} steps")
-    report(found)
+    compare_ways(given.model, device, filter(None, given.ways.split(",")), given.rounds, given.steps)
 
 
 if __name__ == "__main__":

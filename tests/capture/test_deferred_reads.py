@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,8 +155,10 @@ def test_a_tensor_that_must_be_copied_first_is_not_deferred(new_gpu: Any) -> Non
         torch._neg_view(whole),
         torch.zeros(8, dtype=torch.complex64),
     ]
-    assert not any(deferred.add(tensor, place, lambda tensor: None) for tensor in peculiar) and not len(deferred)
-    assert deferred.add(whole, place, lambda tensor: None) and len(deferred) == 1
+    slot = SimpleNamespace(likely=None)
+    assert not any(deferred.add(tensor, place, slot, 0) for tensor in peculiar) and not len(deferred)
+    assert deferred.add(whole, place, slot, 0) and len(deferred) == 1
+    assert not any(deferred.add(tensor, place, slot, 0) for tensor in peculiar), "also where a plain one was before"
 
 
 def test_two_runs_try_the_same_tensors_without_waiting_for_rows(tmp_path: Path, new_gpu: Any) -> None:

@@ -19,11 +19,11 @@ from support import fake_gpu
 from support.fake_gpu import Blocks, FakeReader, nothing
 from tensortap.capture.deferred import read_order as read_order
 from tensortap.capture.recorder import Recorder
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.kernels import summarize
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, _pieces
-from tensortap.kernels.cuda.layout import FLAT
 
 Step = Callable[[nn.Module, int, Any], None]
 
@@ -600,15 +600,16 @@ def test_an_interrupt_during_many_reads_loses_one_at_most(
 ) -> None:
     new_gpu()
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
-    looked = Recorder._record_there
+    read = Recorder._read_deferred
     interrupts = [KeyboardInterrupt()]
 
-    def interrupted(self: Recorder, device_reader: Any, slot: Any, step: int, *others: Any) -> None:
+    def interrupted(self: Recorder, *given: Any) -> None:
+        *_, slot, step = given
         if step == 9 and slot.module == "2" and interrupts:
             raise interrupts.pop()
-        looked(self, device_reader, slot, step, *others)
+        read(self, *given)
 
-    monkeypatch.setattr(Recorder, "_record_there", interrupted)
+    monkeypatch.setattr(Recorder, "_read_deferred", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
         for number in range(11):  # when no place is tried again
             try:
@@ -657,6 +658,6 @@ def test_how_long_tensors_wait_depends_on_the_devices_memory(new_gpu: Any, gigab
     gpu: Any = fake_gpu.FakeGpu()
     lane = torch_lane.Lane(gpu, torch.zeros(256), torch.device("cpu"), 0, gigabytes << 30)
     tensor, forever = torch.zeros(8), fake_gpu.Forever()
-    lane.submit(tensor, tensor.data_ptr(), FLAT, None, forever)
+    lane.submit_deferred(tensor, TensorKind(torch.float32, (8,), "float32", 8, 32), tensor.data_ptr(), forever, None)
     assert not lane.is_due(1, waiting - 1)
     assert lane.is_due(1, waiting)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,8 +262,13 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
         tensors[9] += 1000
     alone = [device_reader.submit(tensor) for tensor in tensors]
     together: list[Any] = []
+
+    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int) -> None:
+        together.append(device_reader.submit_deferred(alias, kind, bound, None))
+
+    device_reader.read_deferred = read
     for tensor in tensors:
-        assert device_reader.defer(tensor, Forever(), lambda seen: together.append(device_reader.submit(seen)))
+        assert device_reader.defer(tensor, Forever(), SimpleNamespace(likely=None), 0)
     device_reader.end_step()
     one, other = (device_reader.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
@@ -276,15 +282,17 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
 
     changes: list[None] = []
 
-    def look(tensor: torch.Tensor | None) -> None:
-        if tensor is None:
-            changes.append(tensor)
+    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int) -> None:
+        if alias is None:
+            changes.append(alias)
         else:
-            tickets.append(device_reader.submit(tensor, tickets[-1] if len(tickets) % 2 else None))
+            known = tickets[-1] if len(tickets) % 2 else None
+            tickets.append(device_reader.submit_deferred(alias, kind, bound, known))
 
+    device_reader.read_deferred = read
     device_reader.submit(steady[:1])  # until a stream was seen, nothing waits for it
     for tensor in (steady, steady, changed, changed):
-        assert device_reader.defer(tensor, Forever(), look)
+        assert device_reader.defer(tensor, Forever(), SimpleNamespace(likely=None), 0)
     if looked:
         device_reader.run_deferred()
     changed.mul_(2)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
+from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial, DeferredSlot
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
@@ -120,8 +120,8 @@ class FakeReader(CudaReader):
         self.waited = self.tried = 0
         """Number of tensors that were deferred, and that were read twice."""
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, look: Callable[[torch.Tensor], None]) -> bool:
-        taken = super().defer(tensor, bound, look)
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+        taken = super().defer(tensor, bound, slot, step)
         self.waited += taken
         return taken
 

@@ -154,10 +154,18 @@ class Clock:
         first = next((c for c in known if not c.was_recomputed), None) or next(iter(known), None)
         first = first or next((c for c in later if not c.was_recomputed), None) or next(iter(later), None) or past[-1]
         certain = first if waiting == 1 and not first.was_recomputed else None
+        return self._recompute(first, certain)
+
+    def recompute_again(self, module: str, order: int) -> ModuleCall:
+        """Enter the recomputation of the call with this order, as `enter_recomputation` found it in another step."""
+        past = self._past[module]
+        return self._recompute(next((call for call in past if call.order == order), past[-1]), None)
+
+    def _recompute(self, first: ModuleCall, certain: ModuleCall | None) -> ModuleCall:
         first.was_recomputed = True
         self.reentrant = self.reentrant or not first.autograd
         self._cursor = first.order
-        call = ModuleCall(module, first.micro, first.number, first.order, recomputed=True, repeats=certain)
+        call = ModuleCall(first.module, first.micro, first.number, first.order, recomputed=True, repeats=certain)
         self._open.append(call)
         return call
 

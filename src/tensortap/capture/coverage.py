@@ -60,6 +60,14 @@ class CoverageBook:
         entry.calls += 1
         entry.without_autograd += not autograd
 
+    def count(self, name: str, calls: int, without_autograd: int, gradients: int) -> None:
+        """Add the calls and gradients of a whole step."""
+        if (entry := self._entries.get(name)) is not None:
+            self.changed = self.changed or (calls > 0 and not entry.calls) or (gradients > 0 and not entry.gradients)
+            entry.calls += calls
+            entry.without_autograd += without_autograd
+            entry.gradients += gradients
+
     def evaluated(self, name: str) -> None:
         """Take note of a call in an evaluation that is recorded."""
         if (entry := self._entries.get(name)) is not None:

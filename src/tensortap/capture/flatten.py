@@ -12,7 +12,7 @@ from typing import Any
 
 from tensortap.core.interrupts import raise_interrupt
 
-__all__ = ["Opened", "open_arguments", "open_value", "parts_within"]
+__all__ = ["Opened", "is_opened", "open_arguments", "open_value", "parts_within"]
 
 _DEEPEST = 32
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
@@ -26,21 +26,14 @@ class Opened:
     closed: list[str]
     plain: Sequence[tuple[str, Any]] = ()
     """Plain values by path. A container without tensors is one value."""
+    template: Any = None
+    """The `templates.Template` that the value follows; None if it was opened without one."""
     arguments: Mapping[str, Any] | None = None
     """The plain values in the form of `core.arguments.written`, where that is known already."""
     detached: Sequence[str] | None = None
     """Paths of all tensors that autograd does not reach, where the tensors themselves do not show it."""
     paths: Sequence[str] = ()
     """With `detached`: the paths of all tensors, also of those that are not at hand."""
-
-    def detached_paths(self, reaches: Callable[[Any], bool]) -> Sequence[str]:
-        """Return the paths of tensors that autograd does not reach."""
-        return self.detached if self.detached is not None else [p for p, tensor in self.tensors if not reaches(tensor)]
-
-    @property
-    def count(self) -> int:
-        """Number of tensors."""
-        return len(self.tensors) if self.detached is None else len(self.paths)
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:
@@ -123,6 +116,11 @@ def parts_within(value: Any, depth: int, around: Collection[int]) -> Iterator[tu
     if isinstance(value, _PLAIN) or depth >= _DEEPEST or id(value) in around:
         return None
     return _keyed_parts(value)
+
+
+def is_opened(value: Any) -> bool:
+    """Return whether the value has parts. All values of one type have, or none."""
+    return not isinstance(value, _PLAIN) and _keyed_parts(value) is not None
 
 
 def _keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:

@@ -76,6 +76,7 @@ class Observer:
 
     _separates_evaluation = False
     """Whether forwards of an evaluation between training steps are told from those of training."""
+    _watcher_class: type[Watcher] = Watcher
     _records_evaluation = False
     """Whether they are recorded, too, in a phase of their own."""
 
@@ -202,7 +203,9 @@ class Observer:
         return require(self._framework, capability, _NEEDED_FOR[capability])
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
-        return Watcher(self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record)
+        return self._watcher_class(
+            self._framework, self._tree, chosen, self._selection, self._clock, self._book, sink.record
+        )
 
     def _new_optimizers(self, optimizer: Any) -> Optimizers:
         return Optimizers(self._require(OptimizerSteps), optimizer, self._count_step)

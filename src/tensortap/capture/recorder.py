@@ -6,6 +6,7 @@ their summaries arrive later.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +16,17 @@ from typing import Any
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
-from tensortap.capture.host_rows import CopiedTensor, HostRows, SlotColumns, TensorCopies
+from tensortap.capture.host_rows import CopiedTensor, HostRows, TensorCopies
 from tensortap.capture.placer import Placer
+from tensortap.capture.repeated_columns import RepeatedColumns
 from tensortap.capture.selection import Keep
 from tensortap.capture.slots import RecordSlot, SlotTable
 from tensortap.core import dtypes, statistics
 from tensortap.core.placement import Placement
 from tensortap.core.records import Location, Record, Summary
-from tensortap.frameworks.base import Framework, HostMemory, Identity
-from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.base import Framework, Identity
+from tensortap.frameworks.device_reader import DeferralBound, DeviceReader
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.batch import MOST_COPIED
 from tensortap.kernels.summary.probe import probe
@@ -105,7 +108,7 @@ class Recorder:
         """Finds where in a whole each tensor sits; None in a run of one process."""
         self._copies = TensorCopies(framework, self._numbers)
         self._host_rows: HostRows | None = None
-        self._slot_columns = SlotColumns()
+        self._repeated, self._device_columns = RepeatedColumns(), RepeatedColumns()
         self.compares_gradients = True
         """Whether an optimizer's gradients are recorded, and compared with those of backward."""
         self._copies_small = not statistics.added()
@@ -135,18 +138,24 @@ class Recorder:
         if self.placer is not None:  # its position must be known while the tensor is at hand
             return False
         if slot.keep == "summary" and self._copies_small:
-            memory = self._framework.host_memory(tensor)
-            if memory is not None and memory[3] <= MOST_COPIED and self._framework.device_reader(tensor) is None:
-                self._copy(tensor, memory, slot, step)
+            memory = self._framework.host_memory(tensor, slot.likely)
+            small = memory is not None and memory[0].nbytes <= MOST_COPIED
+            if memory is not None and small and self._framework.device_reader(tensor) is None:
+                slot.likely = memory[0]
+                if self._device_readers:
+                    self._run_deferred()
+                # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
+                copied = self._copies.take(tensor, memory, slot.phase != "state")
+                if slot.kind == "param_grad" and self.compares_gradients:
+                    self._note_gradient(slot, copied)
+                self._append_copy(slot, copied, step)
                 return True
         if not self._device_readers:  # none is made here: a CUDA graph may be being captured
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
-        read, when = self._decided = self._decide(tensor, slot, step)
-        if read is None or when != "later":
-            return False
-        return device_reader.defer(tensor, read, partial(self._read_deferred, device_reader, slot, step, read))
+        read, when = self._decided = self._decide(device_reader, tensor, slot, step)
+        return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step)
 
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None
@@ -157,23 +166,13 @@ class Recorder:
         if (device_reader := self._framework.device_reader(tensor)) is None:
             self._record_here(tensor, slot, step)
         else:
-            read, when = decided or self._decide(tensor, slot, step)
+            read, when = decided or self._decide(device_reader, tensor, slot, step)
             self._record_there(device_reader, slot, step, tensor, read if when == "twice" else None)
 
     def _run_deferred(self) -> None:
         """Run deferred reads before another tensor is recorded, because records have an order."""
         for device in self._device_readers:
             device.run_deferred()
-
-    def _copy(self, tensor: Any, memory: HostMemory, slot: RecordSlot, step: int) -> None:
-        """Record a small tensor in host memory."""
-        if self._device_readers:
-            self._run_deferred()
-        # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
-        copied = self._copies.take(tensor, memory, slot.phase != "state")
-        if slot.kind == "param_grad" and self.compares_gradients:
-            self._note_gradient(slot, copied)
-        self._append_copy(slot, copied, step)
 
     def _append_copy(self, slot: RecordSlot, copied: CopiedTensor, step: int) -> None:
         if slot.used == step:
@@ -214,7 +213,7 @@ class Recorder:
     ) -> None:
         quick = slot.keep == "summary" and self._copies_small and self.placer is None
         memory = self._framework.host_memory(tensor) if quick else None
-        if memory is not None and memory[3] <= MOST_COPIED:
+        if memory is not None and memory[0].nbytes <= MOST_COPIED:
             if not (isinstance(gradient, CopiedTensor) and TensorCopies.is_copy(gradient, memory)):
                 self._append_copy(slot, self._copies.take(tensor, memory, False), step)
             return
@@ -242,22 +241,54 @@ class Recorder:
             gradients.append(seen)
 
     def _read_deferred(
-        self, device_reader: DeviceReader, slot: RecordSlot, step: int, read: ReadSlot, tensor: Any
+        self,
+        device_reader: DeviceReader,
+        alias: Any,
+        kind: TensorKind,
+        token: Hashable,
+        bound: DeferralBound,
+        slot: Any,
+        step: int,
     ) -> None:
-        """Record a deferred tensor; None if it has changed since."""
-        if tensor is None:
+        """Record a deferred tensor, an alias of which is given; None if it has changed since."""
+        # This runs for most tensors of a step, on the thread that launches it: keep calls few.
+        if alias is None:
             self.slots.claim(slot, step)  # it uses up its identity all the same
-            read.report_changed()
+            bound.report_changed()
+            return
+        pending = self._pending
+        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
+            pending = self._new_pending(device_reader)
+        before = pending.known.get(token)
+        ticket = device_reader.submit_deferred(alias, kind, bound, None if before is None else pending.tickets[before])
+        if slot.used == step:
+            slot = self.slots.claim(slot, step)
         else:
-            self._record_there(device_reader, slot, step, tensor)
+            slot.used = step
+        pending.append(slot, step, self._seq, kind.name, kind.shape, ticket, before)
+        if slot.kind == "param_grad":
+            self._note_gradient(slot, (pending, len(pending) - 1))
+        if before is None:
+            pending.remember(alias, token)
+        self._seq += 1
 
-    def _decide(self, tensor: Any, slot: RecordSlot, step: int) -> tuple[ReadSlot | None, str]:
+    def _decide(
+        self, device_reader: DeviceReader, tensor: Any, slot: RecordSlot, step: int
+    ) -> tuple[ReadSlot | None, str]:
         """Return when to read a tensor on a device; see `ReadOrder.when`."""
-        # A tensor without gradient may belong to other code, as an input from another stream, and change unseen.
         # Parameters and buffers are read when nothing runs.
         phase = slot.phase
-        own = phase == "backward" or (phase == "forward" and self._framework.requires_gradient(tensor))
-        return self.read_order.when(slot, step) if own and slot.keep == "summary" and self._gather else _NOW
+        if slot.keep != "summary" or not self._gather or (phase != "backward" and phase != "forward"):
+            return _NOW
+        # A tensor without gradient may belong to other code, as an input from another stream, and change unseen. It is
+        # read when it is first seen in a step; from then on, it is known.
+        if phase == "forward" and not self._framework.requires_gradient(tensor):
+            token = device_reader.describe(tensor)[0]
+            if self._pending is None or self._pending.device_reader is not device_reader:
+                return _NOW
+            if token is None or token not in self._pending.known:
+                return _NOW
+        return self.read_order.when(slot, step)
 
     def end_step(self) -> None:
         """Finish the step, and drop what is known of its tensors: those that outlive it may change unseen."""
@@ -323,7 +354,7 @@ class Recorder:
 
     def _new_host_rows(self, step: int) -> HostRows:
         self._send_host_rows()
-        self._host_rows = HostRows(step, self._slot_columns, self.alarm)
+        self._host_rows = HostRows(step, self._repeated, self.alarm)
         return self._host_rows
 
     def _record_here(self, tensor: Any, slot: RecordSlot, step: int, placement: Placement | None = None) -> None:
@@ -403,9 +434,7 @@ class Recorder:
                 location = self._writer.put_incoming(
                     _name_in_file(slot), dtype, shape, parts, step=step, ring=keep == "ring"
                 )
-        pending.append(
-            (*self.slots.claim(slot, step).key(step), self._seq, slot.site.cls, dtype), shape, ticket, before, placed
-        )
+        pending.append(self.slots.claim(slot, step), step, self._seq, dtype, shape, ticket, before, placed)
         if location is not None:
             pending.keep(location, borrowed=not newly)
         if repeats is not None:
@@ -421,9 +450,10 @@ class Recorder:
         if device_reader not in self._device_readers:
             self._device_readers.append(device_reader)
             device_reader.lock = self._lock
+            device_reader.read_deferred = partial(self._read_deferred, device_reader)
         if self._pending is not None:
             self.send()
-        self._pending = PendingRows(device_reader, self._numbers, self.changed_unseen, self.alarm)
+        self._pending = PendingRows(device_reader, self._numbers, self._device_columns, self.changed_unseen, self.alarm)
         return self._pending
 
     def forget(self, tensor: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.core.records import Key
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["RecordSlot", "SlotTable", "by_key"]
 
@@ -17,7 +18,7 @@ _MOST = 100_000
 class RecordSlot:
     """A record as it comes in every step. Making it takes longer than anything else that a record needs."""
 
-    __slots__ = ("call", "keep", "kind", "micro", "module", "path", "phase", "read", "site", "used")
+    __slots__ = ("call", "keep", "kind", "likely", "micro", "module", "path", "phase", "read", "site", "used")
 
     def __init__(
         self, micro: int, phase: str, site: Site, call: int, kind: str, path: str, keep: Keep, module: str
@@ -32,6 +33,8 @@ class RecordSlot:
         self.keep: Keep = keep
         self.used = -1
         """The last step that had this record."""
+        self.likely: TensorKind | None = None
+        """The kind of its last tensor, if that was a plain one."""
         self.read: Any = None
         """When to read its tensors on a device, see `deferred.read_order`; None until the first of them came."""
 

@@ -28,6 +28,7 @@ from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.operators import OperatorRecords
 from tensortap.capture.parallel import Parallel
+from tensortap.capture.planned_watcher import PlannedWatcher
 from tensortap.capture.recorder import Recorder
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import NamesOf, Site, Tree
@@ -299,6 +300,8 @@ class Tap(Observer):
     def _names_of(self, model: Any) -> NamesOf | None:
         self._parallel = Parallel(self._framework, model, self._options.layout)
         return self._parallel.names
+
+    _watcher_class = PlannedWatcher
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         watcher = super()._new_watcher(sink, chosen)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred.read_order import AT_ONCE
-from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.flatten import Opened
 from tensortap.capture.gradients.shares import InputGradients, WatchedInput
 from tensortap.capture.inside import InsideCalls
 from tensortap.capture.loop.detached import DetachedValues
@@ -21,6 +21,7 @@ from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.operators import OperatorRecords
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.slots import RecordSlot, SlotTable, by_key
+from tensortap.capture.templates import TemplateOpener
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
 from tensortap.core.records import Key, display_name
@@ -197,6 +198,10 @@ class Watcher:
 
     def _set_sites(self, chosen: Sequence[Site]) -> None:
         self._sites = {site.name: site for site in chosen}
+        self._openers = {
+            site.name: (TemplateOpener(self._framework), TemplateOpener(self._framework)) for site in chosen
+        }
+        self._openers.setdefault("", (TemplateOpener(self._framework), TemplateOpener(self._framework)))
         self._chosen_sites = list(chosen)
         self._owners = [site.owner for site in chosen]
         for name in self._sites:
@@ -207,6 +212,7 @@ class Watcher:
         """Finish what belongs to the step, and remove its hooks."""
         self._shares.finish()
         self._record_pieces()
+        self._see_end()
         if self.detached is not None:
             self.detached.end_step(self._clock.step)
         if self.rows is not None:
@@ -221,6 +227,9 @@ class Watcher:
             self._snapshot(call=1)
             self.check_model()
         self._drop_step_hooks()
+
+    def _see_end(self) -> None:
+        """Called when the last call and the last gradient of a step were seen."""
 
     def drop(self) -> None:
         """Remove every hook that is not on a module, because the next step is not recorded."""
@@ -306,20 +315,22 @@ class Watcher:
         elif site.name in self._sites and "output" in self._kinds:
             self._record_all(site, call, "output", opened, phase)
         if self._clock.idle and phase == "forward":
-            self._after_call(site)
+            self._end_forward(site, idle=True)
 
     def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
         """Record a gradient that compiled code has computed."""
         if site.name in self._sites:
-            self._gradient(site, call, kind, path, gradient)
+            slot = self._slot(call.micro, "backward", site, call.number, kind, path)
+            slot.read = AT_ONCE
+            self._gradient(slot, gradient)
 
     # --- evaluation --------------------------------------------------------------------------------------------
     def _begin_evaluation(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the inputs of a call in an evaluation, which leaves the training's own counts alone."""
-        self._enter_evaluation(site, open_arguments(args, kwargs, self._framework.is_tensor))
+        self._enter_evaluation(site, self._openers[site.name][0].arguments(args, kwargs))
 
     def _end_evaluation(self, site: Site, output: Any) -> None:
-        self._leave_evaluation(site, open_value(output, self._framework.is_tensor))
+        self._leave_evaluation(site, self._openers[site.name][1].output(output))
 
     def _enter_evaluation(self, site: Site, opened: Opened) -> ModuleCall:
         call = self._evaluation_clock.enter(site.name, ())
@@ -337,7 +348,7 @@ class Watcher:
             self.forward_ended()
 
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        call = self._enter(site, open_arguments(args, kwargs, self._framework.is_tensor))
+        call = self._enter(site, self._openers[site.name][0].arguments(args, kwargs))
         if self.operators is not None:
             self.operators.entered(site, call)
 
@@ -345,9 +356,7 @@ class Watcher:
         """Count a call that begins, and record its inputs."""
         framework = self._framework
         if not self.armed:
-            self.arm()
-            if site.name != "":  # a program that calls parts of a model may change their mode before the step ends
-                self._collect_remarks()
+            self._arm_for(site)
         autograd = framework.records_gradients()
         recomputing = framework.recomputing()
         # A checkpointed region runs again in backward, and its inputs identify it. With reentrant checkpointing it runs
@@ -366,10 +375,10 @@ class Watcher:
             for name, parameter in framework.parameters(site.owner):
                 self._hook_parameter(site, name, parameter)
         if "grad_output" in self._kinds:
-            call.inputs = {id(tensor): framework.version(tensor) for _, tensor in opened.tensors}
+            call.inputs = framework.versions([tensor for _, tensor in opened.tensors])
         if "grad_input" in self._kinds and autograd:
             call.mark = framework.mark()
-            call.edges = self._edges(site, opened)
+            call.edges = self._edges(site, opened.tensors)
         if not call.recomputed:
             self._book.called(site.name, autograd)
         self._entered(site, call, opened)
@@ -384,19 +393,38 @@ class Watcher:
         if opened.plain or opened.arguments or site.name in self._arguments:
             self._note_arguments(call, opened)
         if self.detached is not None:
-            self.detached.entered(site, call, opened)
+            self.detached.entered(site, call, *self._reached(opened))
         if call.opens and self.rows is not None:
-            self.rows.entered(call, opened)
+            self.rows.entered(call.micro, opened.tensors)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
+
+    def _arm_for(self, site: Site) -> None:
+        """Begin a step with a call of this module."""
+        self.arm()
+        if site.name != "":  # a program that calls parts of a model may change their mode before the step ends
+            self._collect_remarks()
+
+    def _reached(self, opened: Opened) -> tuple[list[str], list[bool]]:
+        """Return the paths of tensors, and whether autograd reaches each."""
+        if opened.detached is not None:
+            return [*opened.paths], [path not in opened.detached for path in opened.paths]
+        flags = self._framework.require_gradients([tensor for _, tensor in opened.tensors])
+        return [path for path, _ in opened.tensors], flags
 
     def _note_arguments(self, call: ModuleCall, opened: Opened) -> None:
         if self.called_with is None:
             return
-        arguments = opened.arguments
-        if arguments is None:
-            arguments = written(opened.plain, self._framework.opaque_value)
-        text = repr(arguments)  # distinguishes True from 1, and takes half as long as JSON
+        template = opened.template
+        if template is not None and template.arguments is not None:
+            arguments, text = template.arguments, template.text
+        else:
+            arguments = opened.arguments
+            if arguments is None:
+                arguments = written(opened.plain, self._framework.opaque_value)
+            text = repr(arguments)  # distinguishes True from 1, and takes half as long as JSON
+            if template is not None:
+                template.arguments, template.text = arguments, text
         if self._arguments.get(call.module) != text:
             self._arguments[call.module] = text
             self.called_with(self._clock.step, call.micro, call.module, call.number, arguments)
@@ -406,17 +434,18 @@ class Watcher:
         if self.operators is not None:
             self.operators.left(call)
         if call is not None and site.name in self._sites:
-            self._leave(site, call, open_value(output, self._framework.is_tensor))
-        self._after_call(site)
+            self._leave(site, call, self._openers[site.name][1].output(output))
+        self._end_forward(site, self._clock.idle)
 
-    def _after_call(self, site: Site) -> None:
-        if not self._seen_step and self._clock.idle:
+    def _end_forward(self, site: Site, idle: bool) -> None:
+        """Finish a forward, if the call that has ended was the outermost or the root's."""
+        if idle and not self._seen_step:
             self._seen_step = True
             self.step_seen(self._chosen_sites)
         if site.name == "":
             self._collect_remarks()
             self.forward_ended()
-        if self._uninitialised and self._clock.idle:  # a lazy module has its parameters, and its final class, by now
+        if idle and self._uninitialised:  # a lazy module has its parameters, and its final class, by now
             self._hook_parameters()
             self.stale = True
 
@@ -426,11 +455,9 @@ class Watcher:
         if "grad_output" in self._kinds:
             self._watch_outputs(site, call, opened)
         elif self._clock.idle and call.autograd:
-            self._watch_backward(opened)
+            self._watch_backward([tensor for _, tensor in opened.tensors])
         if call.edges:
-            seen, skipped = partial(self._gradient, site, call, "grad_input"), partial(self._skip_share, site)
-            inputs = [WatchedInput(edge, partial(seen, path), partial(skipped, path)) for path, edge in call.edges]
-            self._step_hooks += self._shares.watch(inputs, [tensor for _, tensor in opened.tensors], call.mark)
+            self._watch_inputs(site, call, call.edges, [tensor for _, tensor in opened.tensors], call.mark)
         call.inputs, call.edges = {}, ()  # the call is kept for the step, but must not keep the graph alive
 
     def _leave_values(self, site: Site, call: ModuleCall, opened: Opened) -> None:
@@ -442,11 +469,12 @@ class Watcher:
             self._record_all(site, call, "output", opened)
 
     def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str = "forward") -> None:
-        for path, tensor in opened.tensors:
-            slot = self._slot(call.micro, phase, site, call.number, kind, path)
+        step = self._clock.step
+        for slot, (_, tensor) in zip(self._slots_of(site, call, kind, opened, phase), opened.tensors, strict=True):
             if opened.detached is not None:
                 slot.read = AT_ONCE
-            self._record(tensor, slot)
+            if not self.take(tensor, slot, step):
+                self._record_carefully(tensor, slot, step)
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
@@ -458,33 +486,62 @@ class Watcher:
         """Keep a hook until the step ends."""
         self._step_hooks.append(remove)
 
+    def _slots_of(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str) -> Sequence[RecordSlot]:
+        def make(paths: Sequence[str]) -> Sequence[RecordSlot]:
+            return [self._slot(call.micro, phase, site, call.number, kind, path) for path in paths]
+
+        if opened.template is None:
+            return make([path for path, _ in opened.tensors])
+        return cast(Sequence[RecordSlot], opened.template.of_call((phase, call.micro, call.number), make))
+
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: ModuleCall, opened: Opened) -> None:
-        for path, tensor in opened.tensors:
+        inputs = call.inputs
+        for place, (path, tensor) in enumerate(opened.tensors):
             if path in call.watched_inside:
                 continue
-            if (before := call.inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
+            if (before := inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
                 # The gradient of this tensor is the sum over all uses of the input, not this module's.
                 self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
                 self._book.alias(site.name)
                 continue
-            seen = partial(self._on_gradient, site, call, "grad_output", path)
+            seen = self._callbacks_of(site, call, opened)[place]
             if (remove := self._framework.on_gradient(tensor, seen)) is not None:
                 self._step_hooks.append(remove)
 
-    def _watch_backward(self, opened: Opened) -> None:
+    def _callbacks_of(self, site: Site, call: ModuleCall, opened: Opened) -> Sequence[GradientCallback]:
+        """Return what takes the gradients of a call's outputs. The next step's call uses the same ones."""
+
+        def make(paths: Sequence[str]) -> Sequence[GradientCallback]:
+            slots = [self._slot(call.micro, "backward", site, call.number, "grad_output", path) for path in paths]
+            return [partial(self._on_gradient, slot) for slot in slots]
+
+        if opened.template is None:
+            return make([path for path, _ in opened.tensors])
+        return cast(Sequence[GradientCallback], opened.template.of_call((call.micro, call.number), make))
+
+    def _watch_inputs(
+        self, site: Site, call: ModuleCall, edges: Sequence[tuple[str, Edge]], outputs: Sequence[Any], mark: int
+    ) -> None:
+        inputs = []
+        for path, edge in edges:
+            slot = self._slot(call.micro, "backward", site, call.number, "grad_input", path)
+            inputs.append(WatchedInput(edge, partial(self._gradient, slot), partial(self._skip_share, site, path)))
+        self._step_hooks += self._shares.watch(inputs, outputs, mark)
+
+    def _watch_backward(self, outputs: Sequence[Any]) -> None:
         """Notice a backward from a call's outputs, because it ends the micro step, where no gradient is recorded."""
-        for _, tensor in opened.tensors:
+        for tensor in outputs:
             if (remove := self._framework.on_gradient(tensor, self._on_backward)) is not None:
                 self._step_hooks.append(remove)
 
     def _backward(self, gradient: Any | None) -> None:
         self._clock.backward_ran = True
 
-    def _edges(self, site: Site, opened: Opened) -> list[tuple[str, Edge]]:
+    def _edges(self, site: Site, tensors: Sequence[tuple[str, Any]]) -> list[tuple[str, Edge]]:
         found: dict[tuple[int, int], str] = {}
         edges = []
-        for path, tensor in opened.tensors:
+        for path, tensor in tensors:
             if (edge := self._graph.edge(tensor)) is None:
                 continue
             first = found.setdefault((id(edge.node), edge.slot), path)
@@ -497,19 +554,19 @@ class Watcher:
     def _skip_share(self, site: Site, path: str, why: str) -> None:
         self._book.remark(site.name, f"grad_input {path} {why}")
 
-    def _gradient(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any | None) -> None:
+    def _gradient(self, slot: RecordSlot, gradient: Any | None) -> None:
+        name = slot.site.name
         if gradient is None:
-            self._book.remark(site.name, f"{kind} {path}: no gradient came; the loss may not use this output")
+            self._book.remark(name, f"{slot.kind} {slot.path}: no gradient came; the loss may not use this output")
             return
         if self.modes is not None:
             self.modes.gradient_came()
-        self._clock.backward_ran = True
-        self._clock.backward_micro = call.micro
-        self._book.gradient(site.name)
-        slot = self._slot(call.micro, "backward", site, call.number, kind, path)
-        if call.in_graph:
-            slot.read = AT_ONCE
-        self._record(gradient, slot)
+        clock = self._clock
+        clock.backward_ran = True
+        clock.backward_micro = slot.micro
+        self._book.gradient(name)
+        if not self.take(gradient, slot, clock.step):
+            self._record_carefully(gradient, slot, clock.step)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
         if not self.armed:  # it belongs to an earlier step
@@ -629,8 +686,11 @@ class Watcher:
 
     def _record(self, tensor: Any, slot: RecordSlot, step: int | None = None) -> None:
         step = self._clock.step if step is None else step
-        if self.take(tensor, slot, step):
-            return
+        if not self.take(tensor, slot, step):
+            self._record_carefully(tensor, slot, step)
+
+    def _record_carefully(self, tensor: Any, slot: RecordSlot, step: int) -> None:
+        """Record a tensor that has no quick way."""
         if reason := self._framework.unreadable(tensor):
             self._book.remark(slot.module, f"{slot.kind} {slot.path} is not recorded: {reason}")
             return

@@ -18,6 +18,7 @@ from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = [
     "AfterCall",
@@ -49,9 +50,9 @@ GradientCallback = Callable[[Any], None]
 """Called with the gradient of one tensor, or with None if backward passes the tensor without a gradient for it."""
 
 
-HostMemory = tuple[Hashable | None, int, int, int, int, str, tuple[int, ...]]
-"""A plain tensor in host memory, without an object for it: the token of its `Identity`, address, elements, bytes, the
-layout of its dtype (`kernels.summary.batch.layout_address`), the dtype's name, and the shape."""
+HostMemory = tuple[TensorKind, int, Hashable | None]
+"""A plain tensor in host memory, without an object for it: its kind, its address, and a token that is equal at two
+sightings of the same unchanged tensor, as `Identity.token`."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every sighting, and freezing doubles the time that takes
@@ -192,6 +193,12 @@ class Autograd(Protocol):
 
     def requires_gradient(self, tensor: Any) -> bool: ...
 
+    def require_gradients(self, tensors: Sequence[Any]) -> list[bool]:
+        """Return `requires_gradient` of each tensor."""
+
+    def versions(self, tensors: Sequence[Any]) -> dict[int, int]:
+        """Return the `version` of each tensor, by its id."""
+
     def version(self, tensor: Any) -> int:
         """Return the number of in-place changes so far; 0 if the framework does not count them."""
 
@@ -228,11 +235,16 @@ class TensorValues(Protocol):
         The caller reads or copies the array before the user's code continues and changes or frees that memory.
         """
 
-    def host_memory(self, tensor: Any) -> HostMemory | None:
+    @property
+    def plain_tensors(self) -> Collection[type]:
+        """Classes of tensors without behaviour of their own, which need no `is_tensor`. May be empty."""
+
+    def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
         """Return where the elements of a plain, readable tensor in host memory are, one after the other.
 
         Return None for every other tensor, and for one without elements: `unreadable`, `identity` and `host` answer
-        for it. This runs first for every tensor, so it does little.
+        for it. This runs first for every tensor, so it does little. `likely` is what the tensor in the same place was
+        in the step before.
         """
 
     def hold_tokens(self) -> TokenHold:

@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.placement import Placement
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = [
     "CollectedSummaries",
     "DeferralBound",
     "DeferralTrial",
+    "DeferredSlot",
     "DeviceReader",
+    "ReadDeferred",
     "TensorDescription",
     "TokenHold",
 ]
@@ -44,6 +47,17 @@ class DeferralBound(Protocol):
 
     def report_changed(self) -> None:
         """Called if the tensor changed before it was read."""
+
+
+class DeferredSlot(Protocol):
+    """What a deferred tensor is recorded as."""
+
+    likely: TensorKind | None
+    """The kind of its last tensor."""
+
+
+ReadDeferred = Callable[[Any, TensorKind, Hashable, DeferralBound, Any, int], None]
+"""Takes an alias of a deferred tensor, or None; its kind, token and bound; and its slot and step."""
 
 
 class DeferralTrial(Protocol):
@@ -97,12 +111,18 @@ class DeviceReader(Protocol):
     def can_place(self, tensor: Any, placement: Placement) -> bool:
         """Return whether `submit` takes this placement of the tensor."""
 
-    def defer(self, tensor: Any, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
-        """Call `read` later with an alias of the tensor, so that several reads share one launch.
+    read_deferred: ReadDeferred
+    """Called with each deferred tensor when it is its turn."""
 
-        The tensor may be freed meanwhile but not changed: if it was, `read` is called with None. Return False if the
-        read cannot be deferred.
+    def defer(self, tensor: Any, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+        """Call `read_deferred` later with an alias of the tensor, so that several reads share one launch.
+
+        The tensor may be freed meanwhile but not changed: if it was, the alias is None. Return False if the read cannot
+        be deferred.
         """
+
+    def submit_deferred(self, alias: Any, kind: TensorKind, bound: DeferralBound, known: Any) -> Any:
+        """Do as `submit`, inside `read_deferred`. The tensor is not read if `known` is given: it was not changed."""
 
     def run_deferred(self) -> None:
         """Run all deferred reads, because the next tensor must be read now and records have an order."""

@@ -15,6 +15,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, HostMemory, Identity, Remove
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["FrameworkBase"]
 
@@ -163,7 +164,15 @@ class FrameworkBase:
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         raise NotImplementedError
 
-    def host_memory(self, tensor: Any) -> HostMemory | None:
+    def require_gradients(self, tensors: Sequence[Any]) -> list[bool]:
+        return [self.requires_gradient(tensor) for tensor in tensors]
+
+    def versions(self, tensors: Sequence[Any]) -> dict[int, int]:
+        return {id(tensor): self.version(tensor) for tensor in tensors}
+
+    plain_tensors: Collection[type] = frozenset()
+
+    def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
         return None
 
     def hold_tokens(self) -> TokenHold:

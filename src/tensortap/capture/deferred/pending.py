@@ -8,17 +8,21 @@ then soon traverses everything that the program holds. So there are columns of n
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from itertools import compress, repeat
+from itertools import compress
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.read_order import ReadSlot
-from tensortap.core.records import Key, Location
+from tensortap.capture.repeated_columns import RepeatedColumns, no_locations, slot_values
+from tensortap.capture.slots import RecordSlot
+from tensortap.core.records import Location
 from tensortap.frameworks.device_reader import DeviceReader
 
 __all__ = ["PendingRows"]
 
-_KNOWN_FIELDS = (*Key._fields, "seq", "cls", "dtype")
 _NOWHERE = (None,) * len(Location._fields)
 
 
@@ -29,6 +33,7 @@ class PendingRows:
         self,
         device_reader: DeviceReader,
         numbers: Iterator[int],
+        repeated: RepeatedColumns,
         changed_unseen: set[str],
         alarm: Alarm | None = None,
     ) -> None:
@@ -36,9 +41,12 @@ class PendingRows:
         self.device_reader = device_reader
         self._numbers = numbers
         self._changed_unseen = changed_unseen
-        self._rows: list[tuple[Any, ...]] = []
-        """The values that are known at once, as `_KNOWN_FIELDS` names them."""
-        self._shapes: list[tuple[int, ...]] = []  # separate: the collector keeps track of a tuple that holds another
+        self._repeated = repeated
+        self._slots: list[RecordSlot] = []
+        self._steps: list[int] = []
+        self._seqs: list[int] = []
+        self._dtypes: list[str] = []
+        self._shapes: list[tuple[int, ...]] = []
         self.tickets: list[Any] = []
         self._placements: list[int | None] = []
         """Numbers of placements."""
@@ -58,22 +66,27 @@ class PendingRows:
         """Whether the rows were passed on, so that nothing is added any more."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.tickets)
 
     def location(self, row: int | None) -> Location | None:
         return self._locations.get(row) if row is not None else None
 
     def append(
         self,
-        row: tuple[Any, ...],
+        slot: RecordSlot,
+        step: int,
+        seq: int,
+        dtype: str,
         shape: tuple[int, ...],
         ticket: Any,
         before: int | None,
         placement: int | None = None,
     ) -> None:
-        """Add a tensor: its key, seq, cls and dtype in a row. `before` is the row of its earlier sighting, if any.
-        `placement` is the number of its placement."""
-        self._rows.append(row)
+        """Add a tensor. `before` is the row of its earlier sighting, if any, and `placement` a number of the writer."""
+        self._slots.append(slot)
+        self._steps.append(step)
+        self._seqs.append(seq)
+        self._dtypes.append(dtype)
         self._shapes.append(shape)
         self.tickets.append(ticket)
         self._before.append(before)
@@ -81,18 +94,18 @@ class PendingRows:
 
     def keep(self, location: Location, borrowed: bool) -> None:
         """Set where the newest row's bytes are. Borrowed bytes are those of its earlier sighting."""
-        row = len(self._rows) - 1
+        row = len(self.tickets) - 1
         self._locations[row] = location
         if borrowed:
             self._borrowed.add(row)
 
     def drop_if_equal(self, row: int) -> None:
         """Drop the newest row later, if it has the digest of this one."""
-        self._repeats[len(self._rows) - 1] = row
+        self._repeats[len(self.tickets) - 1] = row
 
     def remember(self, tensor: Any, token: Hashable) -> None:
         """Let later sightings of the tensor refer to the newest row."""
-        self.known[token] = len(self._rows) - 1
+        self.known[token] = len(self.tickets) - 1
         self._held.add(tensor)
 
     def add_second_read(self, row: int, slot: ReadSlot, ticket: Any) -> None:
@@ -119,11 +132,12 @@ class PendingRows:
     def columns(self) -> Mapping[str, Any]:
         """Wait for the device, and return the complete rows by column."""
         found, unchanged, missed = self.device_reader.collect(self.tickets)
-        self._compare_second_reads(found["digest"])
+        self._compare_second_reads(found["digest"], unchanged)
         missed = {*missed, *self._equal_rows(found["digest"], missed)}
         columns: dict[str, Any] = dict(found)
-        columns |= zip(_KNOWN_FIELDS, zip(*self._rows, strict=True), strict=True)
-        columns["shape"] = self._shapes
+        columns |= self._repeated.of_slots(self._slots)
+        columns |= self._repeated.of_kinds(self._dtypes, self._shapes)
+        columns["step"], columns["seq"] = self._steps, self._seqs
         if any(placement is not None for placement in self._placements):
             columns["placement"] = self._placements
         tensors: list[int] = []
@@ -133,36 +147,49 @@ class PendingRows:
             else:
                 tensors.append(tensors[before] if same and before is not None else next(self._numbers))
         columns["tensor"] = tensors
-        locations = self._final_locations(unchanged) if self._locations else repeat(_NOWHERE, len(self._rows))
-        columns |= zip(Location._fields, zip(*locations, strict=True), strict=True)
-        if missed:
-            kept = [row not in missed for row in range(len(self._rows))]
-            columns = {name: list(compress(column, kept)) for name, column in columns.items()}
+        if self._locations:
+            columns |= zip(Location._fields, zip(*self._final_locations(unchanged), strict=True), strict=True)
+        else:
+            columns |= no_locations(len(self))
+        kept = np.array([row not in missed for row in range(len(self))]) if missed else None
         if self._alarm is not None:
-            self._alarm.saw_columns(columns)
-        return columns
+            shown = {**columns, **slot_values(self._slots), "dtype": self._dtypes}
+            self._alarm.saw_columns(shown if kept is None else _only(shown, kept))
+        return columns if kept is None else _only(columns, kept)
 
     def _equal_rows(self, digests: Any, missed: Collection[int]) -> Iterator[int]:
         for row, other in self._repeats.items():
-            same_kind = self._shapes[row] == self._shapes[other] and self._rows[row][-1] == self._rows[other][-1]
+            same_kind = self._shapes[row] == self._shapes[other] and self._dtypes[row] == self._dtypes[other]
             same_kind = same_kind and self._placements[row] == self._placements[other]
             if same_kind and digests[row] == digests[other] and other not in missed:
                 yield row
 
-    def _compare_second_reads(self, digests: Any) -> None:
+    def _compare_second_reads(self, digests: Any, unchanged: Any) -> None:
         """Learn for later steps which reads can be deferred."""
         if not self._second_reads:
             return
         again = self.device_reader.collect([ticket for _, ticket in self._second_reads.values()])
         for number, (row, (slot, _)) in enumerate(self._second_reads.items()):
             if number not in again.missed:
-                slot.report_comparison(bool(again.columns["digest"][number] == digests[row]))
+                # A deferred tensor that was seen before is not read again. So it must not have changed since then.
+                as_before = self._before[row] is None or bool(unchanged[row])
+                slot.report_comparison(as_before and bool(again.columns["digest"][number] == digests[row]))
 
     def _final_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
-        module = _KNOWN_FIELDS.index("module")
         for row, same in enumerate(unchanged):
             if row in self._borrowed and not same:
-                self._changed_unseen.add(self._rows[row][module])
+                self._changed_unseen.add(self._slots[row].module)
                 yield _NOWHERE
             else:
                 yield self._locations.get(row, _NOWHERE)
+
+
+def _only(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
+    """Return the rows of columns that are kept."""
+
+    def chosen(column: Any) -> Any:
+        if isinstance(column, pa.Array):
+            return column.filter(pa.array(kept))
+        return column[kept] if isinstance(column, np.ndarray) else list(compress(column, kept))
+
+    return {name: chosen(column) for name, column in columns.items()}

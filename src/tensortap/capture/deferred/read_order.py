@@ -29,7 +29,6 @@ class ReadSlot:
     """An input, output or gradient of one call of a module, which occurs in every step."""
 
     __slots__ = (
-        "_changed",
         "_deferred",
         "_first",
         "_latest",
@@ -40,6 +39,8 @@ class ReadSlot:
         "_tried",
         "_trying",
         "_unchanged",
+        "changed",
+        "later_until",
         "safe_delay",
     )
 
@@ -55,21 +56,23 @@ class ReadSlot:
         """The steps of the last two trials."""
         # Both are only ever set, so that no thread undoes what another found.
         self._unchanged = False
-        self._changed = False
+        self.changed = False
         """Whether its tensors change, or may change: they are then always read at once."""
+        self.later_until = 0
+        """The recorded step before which `when` is known to return "later", unless `changed` is set."""
         self.safe_delay = sys.maxsize
         """See `frameworks.device_reader.DeferralBound`."""
 
     @property
     def decided(self) -> bool:
         """Whether a trial has shown what its tensors do."""
-        return self._unchanged or self._changed
+        return self._unchanged or self.changed
 
     def when(self, now: int, step: int) -> When:
         """Return when to read a tensor; `now` counts the recorded steps. See `ReadOrder.when`."""
         # The result is usually known by the third step, so that two runs behave alike. Otherwise the trial was cut off.
-        steady = self._unchanged and not self._changed
-        undecided = not self._unchanged and not self._changed and now >= self._trying + 2
+        steady = self._unchanged and not self.changed
+        undecided = not self._unchanged and not self.changed and now >= self._trying + 2
         if undecided or (steady and now >= self._next_trial):
             self._trying, self._next_trial, self._tried = now, now + _RETRIED_EVERY, 0
             self._previous, self._latest = self._latest, step
@@ -79,12 +82,13 @@ class ReadSlot:
         if not steady or now < self._first + 2:
             return "now"
         self._deferred = True
+        self.later_until = self._next_trial
         return "later"
 
     def report_delay(self, others: int, changed: bool) -> None:
         """Record the result of a trial whose second read came after `others` more tensors."""
         self.safe_delay = min(self.safe_delay, others)
-        self._changed |= changed
+        self.changed |= changed
 
     def report_cut_off(self) -> None:
         """Stop deferring this slot: a second read came too late to be compared.
@@ -92,11 +96,11 @@ class ReadSlot:
         The rows of half a step were sent meanwhile, and would be in the next trial. Other tensors of this slot that
         stayed unchanged say nothing about this one.
         """
-        self._changed = True
+        self.changed = True
 
     def report_changed(self) -> None:
         """Stop deferring this slot: a tensor changed before its deferred read."""
-        self._changed = True
+        self.changed = True
         self._notices.append(
             f"{self._name} was changed in place before it was read together with others: in that step it is missing, "
             "here and wherever else it was seen meanwhile, and from now on it is read at once (gather=False reads "
@@ -108,16 +112,18 @@ class ReadSlot:
         if same:
             self._unchanged = True
             return
-        if self._deferred and not self._changed:
+        if self._deferred and not self.changed:
             self._notices.append(
                 f"{self._name} was changed without its framework knowing before it was read together with others: its "
                 f"summaries since step {self._previous} may be of changed values; from now on it is read at once"
             )
-        self._changed = True
+        self.changed = True
 
 
 class _ReadAtOnce:
     """A slot whose tensors are always read at once: compiled code reuses memory, and no version counts that."""
+
+    later_until, changed = 0, True
 
     def when(self, now: int, step: int) -> When:
         return "now"
@@ -142,6 +148,8 @@ class ReadOrder:
             self._step = step
             self._recorded += 1
         read: ReadSlot | None = slot.read
+        if read is not None and self._recorded < read.later_until and not read.changed:  # the usual case
+            return read, "later"
         if read is None:
             where = slot.module, slot.call, slot.kind, slot.path  # the same in all micro steps
             read = self._slots.get(where)

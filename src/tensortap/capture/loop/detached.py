@@ -5,11 +5,10 @@ The notes become the loop fact `detached` of a module, at the end of each step i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensortap.capture.clock import ModuleCall
-from tensortap.capture.flatten import Opened
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework
 
@@ -29,24 +28,22 @@ class DetachedValues:
         """By module and list: paths in the order in which they came. Modules without any have an empty entry."""
         self._written: dict[str, str] = {}
 
-    def entered(self, site: Site, call: ModuleCall, opened: Opened) -> None:
-        """Note the inputs of a call that begins."""
+    def entered(self, site: Site, call: ModuleCall, paths: Sequence[str], reached: Sequence[bool]) -> None:
+        """Note the inputs of a call that begins, and whether autograd reaches each."""
         if not call.autograd or call.recomputed:
             return
         found = self._found.setdefault(site.name, {})
-        detached = opened.detached_paths(self._framework.requires_gradient)
-        call.reached = len(detached) < opened.count
-        if detached:
+        call.reached = any(reached)
+        if detached := [path for path, reaches in zip(paths, reached, strict=True) if not reaches]:
             found.setdefault("inputs", {}).update(dict.fromkeys(detached))
 
-    def left(self, site: Site, call: ModuleCall, opened: Opened) -> None:
-        """Note the outputs of a call that ends."""
+    def left(self, site: Site, call: ModuleCall, paths: Sequence[str], reached: Sequence[bool]) -> None:
+        """Note the outputs of a call that ends, and whether autograd reaches each."""
         if not call.autograd or call.recomputed:
             return
-        reaches = self._framework.requires_gradient
-        detached = opened.detached_paths(reaches)
-        if detached:
-            inside = call.reached or any(reaches(own) for _, own in self._framework.parameters(site.owner))
+        if detached := [path for path, reaches in zip(paths, reached, strict=True) if not reaches]:
+            requires_gradient = self._framework.requires_gradient
+            inside = call.reached or any(requires_gradient(own) for _, own in self._framework.parameters(site.owner))
             name = "outputs" if inside else "outputs_of_detached"
             self._found.setdefault(site.name, {}).setdefault(name, {}).update(dict.fromkeys(detached))
 

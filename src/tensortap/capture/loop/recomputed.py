@@ -3,8 +3,8 @@
 Activation checkpointing runs a region again in backward. If the random state or a mode such as autocast was lost, the
 region then computes other values, and the gradients belong to a forward that never was. No record shows it: values of a
 recomputation are not recorded. In the first recorded step a sample of every input and output is kept until the step
-ends; later only those of modules that were recomputed before. The first difference of a region becomes the loop fact
-`recomputation` of the module whose code made it.
+ends; in the second and in every 64th step only those of modules that were recomputed before. The first difference of a
+region becomes the loop fact `recomputation` of the module whose code made it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = ["Recomputations"]
 WriteFact = Callable[[int, str, str, Mapping[str, Any]], None]
 Array = npt.NDArray[Any]
 
+_SAMPLED_EVERY = 64
 _EPSILONS = 64.0
 """Kernels that sum in any order may differ by this much; a lost mask of dropout differs by far more."""
 _SHORT = 2.0**-4
@@ -43,19 +44,27 @@ class Recomputations:
         self._write = write
         self._recomputed: set[str] = set()
         """Modules that were recomputed in a step before."""
-        self._first_step = True
+        self._steps = 0
+        """Recorded steps so far."""
         self._waiting: list[tuple[ModuleCall, str, str, str, Any, Any]] = []
         """Call, kind, path, the module whose code made it, and two samples on a device, in the order of time."""
         self._reported: set[str] = set()
 
+    @property
+    def samples(self) -> bool:
+        """Whether this step is sampled. Not all are: the samples take longer than the records."""
+        return self._steps < 2 or self._steps % _SAMPLED_EVERY == 0
+
     def seen(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> None:
         """Sample the inputs or outputs of a call; compare them if it is a recomputation."""
+        if not self.samples:
+            return
         if call.recomputed:
             self._recomputed.add(site.name)
             first = call.repeats
             if first is not None and first.samples:
                 self._compare(site, call, first, kind, opened)
-        elif self._first_step or site.name in self._recomputed:
+        elif not self._steps or site.name in self._recomputed:
             samples = dict(call.samples)
             for path, tensor in opened.tensors:
                 if (sample := self._sample(tensor)) is not None:
@@ -64,7 +73,7 @@ class Recomputations:
 
     def end_step(self, step: int) -> None:
         """Write the first difference of each recomputed region."""
-        self._first_step = False
+        self._steps += 1
         order, found = -1, False
         for call, kind, path, blamed, ours, theirs in self._waiting:
             if kind == "input":  # regions are recomputed in reverse, and the calls of one begin in order

@@ -6,11 +6,9 @@ make the host wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tensortap.capture.clock import ModuleCall
-from tensortap.capture.flatten import Opened
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework
 from tensortap.kernels.summary.row_order import digest_of_rows
@@ -26,14 +24,14 @@ class InputRows:
         self._write = write
         self._found: dict[str, str] = {}
 
-    def entered(self, call: ModuleCall, opened: Opened) -> None:
+    def entered(self, micro: int, tensors: Iterable[tuple[str, Any]]) -> None:
         """Note the inputs of a call that opens a micro step."""
         with suppress_errors():
-            for path, tensor in opened.tensors:
+            for path, tensor in tensors:
                 if self._framework.device_reader(tensor) is None:
                     digest = digest_of_rows(self._framework.host(tensor))
                     if digest is not None:
-                        self._found[f"{call.micro}.{path}"] = f"{digest:016x}"
+                        self._found[f"{micro}.{path}"] = f"{digest:016x}"
 
     def end_step(self, step: int) -> None:
         if self._found:

@@ -192,18 +192,20 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after, self._copies.hold())
 
+        views = self._views
+
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # While a graph is compiled there are no values, and reading would break the graph.
             if torch.compiler.is_compiling():
                 return None
-            if self._views:
+            if views:
                 self._check_views()
             return before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if torch.compiler.is_compiling():
                 return None
-            if self._views:
+            if views:
                 self._check_views()
             return after(output)
 
@@ -313,6 +315,15 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
     def requires_gradient(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
+
+    def require_gradients(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        return [tensor.requires_grad for tensor in tensors]
+
+    def versions(self, tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+        try:
+            return {id(tensor): tensor._version for tensor in tensors}
+        except RuntimeError:  # an inference tensor has none
+            return {id(tensor): self.version(tensor) for tensor in tensors}
 
     def version(self, tensor: torch.Tensor) -> int:
         return 0 if tensor.is_inference() else tensor._version

@@ -18,7 +18,14 @@ import torch
 from tensortap.core.dtypes import edge_of
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.placement import Placement
-from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial
+from tensortap.frameworks.device_reader import (
+    CollectedSummaries,
+    DeferralBound,
+    DeferralTrial,
+    DeferredSlot,
+    ReadDeferred,
+)
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import NAMES, dense
 from tensortap.kernels.cuda.results import RESULT, columns
@@ -78,6 +85,7 @@ class OpsReader:
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
+        self.read_deferred: ReadDeferred = lambda *_: None
         self._step = _StepResults()
 
     def submit(
@@ -104,8 +112,13 @@ class OpsReader:
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         """Do nothing: no read is deferred."""
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
         return False
+
+    def submit_deferred(
+        self, alias: torch.Tensor, kind: TensorKind, bound: DeferralBound, known: OpsTicket | None
+    ) -> OpsTicket:
+        return self.submit(alias, known)
 
     def run_deferred(self) -> None:
         """Do nothing: no read is deferred."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from tensortap.core.host_copies import MemoryPinning
 from tensortap.frameworks.base import HostMemory, Identity
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.memory import StorageAlive, StorageHold, token_of
 from tensortap.frameworks.torch.tensors import (
     BITS,
@@ -32,12 +34,17 @@ from tensortap.frameworks.torch.tensors import (
 
 __all__ = ["TensorReading"]
 
+_MOST_KINDS = 10_000
+
 
 class TensorReading:
     """The protocols `TensorValues` and `Devices` of `frameworks.base`."""
 
+    plain_tensors: Collection[type] = PLAIN
+
     def __init__(self) -> None:
         self._device_readers: dict[str, DeviceReader | None] = {}
+        self._host_kinds: dict[tuple[torch.dtype, tuple[int, ...]], TensorKind] = {}
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -93,27 +100,34 @@ class TensorReading:
             return np.from_dlpack(_SharedMemory(tensor.view(bits[0]))).view(bits[1])
         return np.from_dlpack(_SharedMemory(tensor))
 
-    def host_memory(self, tensor: torch.Tensor) -> HostMemory | None:
+    def host_memory(self, tensor: torch.Tensor, likely: TensorKind | None = None) -> HostMemory | None:
         if type(tensor) not in PLAIN or not tensor.is_cpu:
             return None
+        kind, address = likely, 0
+        try:
+            if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
+                kind = self._host_kind(tensor)
+            # A tensor without elements of its own has no address, and one of several shapes has no shape.
+            address = tensor.data_ptr()
+            if kind is None or not address or not tensor.is_contiguous() or tensor.is_neg():
+                return None
+            return kind, address, (kind, tensor._version, tensor.untyped_storage()._cdata, address)
+        except RuntimeError:
+            # An inference tensor has no version.
+            return (kind, address, None) if address and kind is not None and tensor.is_inference() else None
+
+    def _host_kind(self, tensor: torch.Tensor) -> TensorKind | None:
+        known = self._host_kinds.get(where := (tensor.dtype, tuple(tensor.shape)))
+        if known is not None:
+            return known
         layout = _host_layouts().get(tensor.dtype)
-        if (
-            layout is None
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or _is_functorch(tensor)
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-            or not (address := tensor.data_ptr())
-            or not (elements := tensor.numel())
-        ):
+        if layout is None or tensor.layout is not torch.strided or not (elements := tensor.numel()):
             return None
-        shape = tuple(tensor.shape)
-        token = None
-        if not tensor.is_inference():  # that has no version
-            # It starts with another type than the tokens of `identity`, so it never equals one of them.
-            token = tensor.dtype, tensor._version, tensor.untyped_storage()._cdata, address, *shape
-        return token, address, elements, elements * layout[0], layout[1], layout[2], shape
+        if len(self._host_kinds) == _MOST_KINDS:  # shapes keep changing; kinds in use stay where they are in use
+            self._host_kinds.clear()
+        itemsize, address, name = layout
+        kind = self._host_kinds[where] = TensorKind(*where, name, elements, elements * itemsize, address)
+        return kind
 
     hold_tokens = StorageHold
 

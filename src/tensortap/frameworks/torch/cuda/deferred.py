@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tensortap.frameworks.device_reader import DeferralBound
+from tensortap.frameworks.device_reader import DeferralBound, DeferredSlot
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane
-from tensortap.frameworks.torch.tensors import NAMES, is_plain_flat
+from tensortap.frameworks.torch.tensors import NAMES, PLAIN
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER
 
 __all__ = ["DeferredRead", "DeferredReads"]
 
-Read = Callable[[Any], None]
-DeferredRead = tuple[torch.Tensor, int, int, DeferralBound, Read]
-"""An alias of the tensor's memory, its version and address when it was seen, its bound, and the read. The tensor itself
-would keep its graph alive, and cause copies of gradients."""
+_MOST_KINDS = 10_000
+
+DeferredRead = tuple[torch.Tensor, int, int, TensorKind, DeferralBound, Any, int]
+"""An alias of the tensor's memory, its version and address when it was seen, its kind and bound, its slot and step. The
+tensor itself would keep its graph alive, and cause copies of gradients."""
 
 
 class DeferredReads:
@@ -42,24 +43,33 @@ class DeferredReads:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def add(self, tensor: torch.Tensor, bound: DeferralBound, read: Read) -> bool:
+    def add(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
         """Return whether the read was deferred.
 
         It is not if the tensor is of a special class, must be copied first, or is large enough for its own launch.
         """
         # This runs between the calls of a model, so it does as little as possible.
-        try:
-            if not is_plain_flat(tensor) or tensor.dtype not in NAMES or tensor.is_nested:
-                return False
-            version, address, nbytes = tensor._version, tensor.data_ptr(), tensor.nbytes
-        except RuntimeError:  # it has no version, or no own memory
+        if type(tensor) not in PLAIN:
             return False
-        if not address or nbytes >= TOO_LARGE:
+        try:
+            kind = slot.likely
+            if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
+                if (kind := _kind_of(tensor)) is None:
+                    return False
+                slot.likely = kind
+            version, address = tensor._version, tensor.data_ptr()
+            if not address or address % 16 or not tensor.is_contiguous() or tensor.is_neg():
+                return False
+        except RuntimeError:  # it has no version, no shape, or no own memory
+            return False
+        nbytes = kind.nbytes
+        if nbytes >= TOO_LARGE:
             return False
         count = len(self._seen) + 1
-        self._most = min(self._most, count + bound.safe_delay)
+        if (most := count + bound.safe_delay) < self._most:
+            self._most = most
         self._bytes += nbytes
-        self._seen.append((tensor.detach(), version, address, bound, read))
+        self._seen.append((tensor.detach(), version, address, kind, bound, slot, step))
         # No read waits longer than in its trial, during which the tensor did not change.
         self.is_due = count >= self._most or count == MOST_TOGETHER or self.lane.is_due(count, self._bytes)
         return True
@@ -75,3 +85,20 @@ class DeferredReads:
         if not self._seen:
             self._bytes, self._most, self.is_due = 0, sys.maxsize, False
         return first
+
+
+def _kind_of(tensor: torch.Tensor) -> TensorKind | None:
+    """Return the kind of a tensor that a kernel reads as it is; None if it has none."""
+    known = _kinds.get(where := (tensor.dtype, tuple(tensor.shape)))
+    if known is not None:
+        return known
+    name = NAMES.get(tensor.dtype)
+    if name is None or tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    if len(_kinds) == _MOST_KINDS:  # shapes keep changing; kinds in use stay where they are in use
+        _kinds.clear()
+    kind = _kinds[where] = TensorKind(*where, name, tensor.numel(), tensor.nbytes)
+    return kind
+
+
+_kinds: dict[tuple[torch.dtype, tuple[int, ...]], TensorKind] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
@@ -110,40 +111,50 @@ class Lane:
         address: int,
         layout: Layout | Part,
         known: CudaTicket | None,
-        later: DeferralBound | None,
     ) -> CudaTicket:
-        """Summarise a tensor, and return its ticket. With `later`, it is an alias whose read may be deferred.
-
-        The layout of a tensor that is part of a whole is its `Part`.
-        """
-        # This runs for every tensor, on the thread that launches the step, hence plain numbers where possible.
+        """Summarise a tensor, and return its ticket. The layout of a tensor that is part of a whole is its `Part`."""
         batch = self._batch
         if batch is None or batch.size == SLOTS:
             batch = self._batch_with_room(1)
-        nbytes = tensor.nbytes
         self._came += 1
-        self._seen += nbytes
+        self._seen += tensor.nbytes
         if known is not None and known.number in known.batch.missed:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
             ticket = CudaTicket(batch, known.number, known.elements, known)
-        elif later is not None and known is None:
-            number, elements = batch.size, tensor.numel()
-            ticket = CudaTicket(batch, number, elements, None)
-            self._waiting[number] = self._defer(tensor, elements, address, later)
-            batch.size = number + 1
-            if len(self._waiting) == MOST_TOGETHER:
-                self._read_waiting()
         else:
             ticket = self._read(tensor, address, layout, known, batch)
         if self._came >= self._last or self._seen >= self._due:
             self._read_due()
         return ticket
 
-    def count_skipped(self, tensor: torch.Tensor) -> None:
+    def submit_deferred(
+        self, alias: torch.Tensor, kind: TensorKind, address: int, bound: DeferralBound, known: CudaTicket | None
+    ) -> CudaTicket:
+        """Summarise a flat tensor whose read may be deferred, and return its ticket. If it is known, it is not read."""
+        # This runs for most tensors, on the thread that launches the step, hence plain numbers where possible.
+        batch = self._batch
+        if batch is None or batch.size == SLOTS:
+            batch = self._batch_with_room(1)
+        self._came += 1
+        self._seen += kind.nbytes
+        if known is not None and known.number not in known.batch.missed:
+            ticket = CudaTicket(known.batch, known.number, kind.elements, known)
+        else:
+            number = batch.size
+            ticket = CudaTicket(batch, number, kind.elements, None)
+            self._waiting[number] = self._defer(alias, kind.elements, address, bound)
+            batch.size = number + 1
+            if len(self._waiting) == MOST_TOGETHER:
+                self._read_waiting()
+        if self._came >= self._last or self._seen >= self._due:
+            self._read_due()
+        return ticket
+
+    def count_skipped(self, nbytes: int) -> None:
         """Count a tensor that can no longer be read, since it delayed others all the same."""
         self._came += 1
-        self._seen += tensor.nbytes
+        self._seen += nbytes
         if self.is_due(0, 0):
             self._read_due()
 

@@ -6,7 +6,7 @@ Each stream has a lane of its own, in which everything runs in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,12 +17,20 @@ import torch
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.interrupts import raise_interrupt
 from tensortap.core.placement import Placement
-from tensortap.frameworks.device_reader import CollectedSummaries, DeferralBound, DeferralTrial, TensorDescription
+from tensortap.frameworks.device_reader import (
+    CollectedSummaries,
+    DeferralBound,
+    DeferralTrial,
+    DeferredSlot,
+    ReadDeferred,
+    TensorDescription,
+)
+from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
 from tensortap.frameworks.torch.cuda.lane import Lane
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
-from tensortap.frameworks.torch.memory import StorageHold, describe, is_still
+from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
 from tensortap.kernels.cuda.gpu import Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
@@ -49,15 +57,18 @@ class CudaReader:
         memory before its deferred read."""
         self._deferred: DeferredReads | None = None
         """Reads of one stream at a time, because records have an order."""
-        self._reading: DeferralBound | None = None
-        """The bound of the deferred read that is running, if any."""
+        self.read_deferred: ReadDeferred = lambda *_: None
+        self._reading = False
+        """Whether deferred reads are running."""
+        self._address = 0
+        """Where the tensor is whose deferred read is running."""
         self._phase = -1
         """The backward that is running; -1 outside of one."""
         self._error: Exception | None = None
 
     def describe(self, tensor: torch.Tensor) -> TensorDescription:
         plain = type(tensor) in PLAIN  # runs for every tensor of a step, so it does little
-        if self._reading is None and not ((plain or not is_distributed(tensor)) and is_flat(tensor)):
+        if not ((plain or not is_distributed(tensor)) and is_flat(tensor)):
             return describe(tensor)
         dtype = tensor.dtype
         try:
@@ -75,8 +86,6 @@ class CudaReader:
         flat: bool | None = None,
         placement: Placement | None = None,
     ) -> CudaTicket:
-        if self._reading is not None and self._deferred is not None:  # deferred tensors are flat, and have no placement
-            return self._deferred.lane.submit(tensor, tensor.data_ptr(), FLAT, known, self._reading)
         if flat is None:
             flat = is_plain_flat(tensor)
         if not flat:
@@ -91,7 +100,13 @@ class CudaReader:
         shape = tuple(tensor.shape[at] for at in placement.order) if placement.order else tuple(tensor.shape)
         return part_of(placement, shape, 1 + tensor.is_complex()) is not None
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, read: Callable[[Any], None]) -> bool:
+    def submit_deferred(
+        self, alias: torch.Tensor, kind: TensorKind, bound: DeferralBound, known: CudaTicket | None
+    ) -> CudaTicket:
+        assert self._deferred is not None
+        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known)
+
+    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
         if torch.cuda.is_current_stream_capturing():
             return False
         with self.lock:
@@ -105,7 +120,7 @@ class CudaReader:
             if (deferred := self._deferred) is None or deferred.lane is not lane:
                 self._run_deferred()
                 deferred = self._deferred = DeferredReads(lane)
-            taken = deferred.add(tensor, bound, read)
+            taken = deferred.add(tensor, bound, slot, step)
             if deferred.is_due:
                 self._run_deferred()
             return taken
@@ -139,24 +154,28 @@ class CudaReader:
                 address, layout = tensor.data_ptr(), FLAT
             else:
                 tensor, address, layout = _readable(tensor)
-            return lane.submit(tensor, address, layout, known, None)
+            return lane.submit(tensor, address, layout, known)
 
     def _run_deferred(self) -> None:
         """Run the deferred reads, on the stream on which the tensors were seen."""
-        if not (deferred := self._deferred) or self._reading is not None:
+        if not (deferred := self._deferred) or self._reading:
             return
         index = deferred.lane.device.index
         try:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
+                self._reading = True
                 while deferred:  # one by one, so that recording continues after an interrupt, as in a notebook
-                    tensor, version, address, self._reading, read = deferred.pop()
-                    if is_still(tensor, version, address):
-                        read(tensor)
+                    tensor, version, address, kind, bound, slot, step = deferred.pop()
+                    if tensor._version == version and tensor.data_ptr() == address:
+                        self._address = address
+                        # Equal to the token from `describe`.
+                        at = tensor.untyped_storage()._cdata, tensor.storage_offset()
+                        self.read_deferred(tensor, kind, (kind.dtype, version, *at, *kind.shape), bound, slot, step)
                     else:
-                        deferred.lane.count_skipped(tensor)
-                        read(None)
+                        deferred.lane.count_skipped(kind.nbytes)
+                        self.read_deferred(None, kind, None, bound, slot, step)
         finally:
-            self._reading = None
+            self._reading = False
             deferred.flush_with_next()
 
     def flush(self) -> None:

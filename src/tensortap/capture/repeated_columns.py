@@ -1,0 +1,61 @@
+"""Arrow columns of the index that repeat from step to step: most steps have the same slots and kinds in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.capture.slots import RecordSlot
+from tensortap.core.records import Location
+
+__all__ = ["RepeatedColumns", "no_locations", "slot_values"]
+
+_SLOT_COLUMNS = ("micro", "phase", "module", "call", "kind", "path")
+_LOCATION = dict(zip(Location._fields, (pa.string(), pa.int64(), pa.int64()), strict=True))
+
+
+class RepeatedColumns:
+    """The columns of the last step, which are made anew if a step differs. Only one thread at a time uses them."""
+
+    def __init__(self) -> None:
+        self._slots: Sequence[RecordSlot] = ()
+        self._slot_columns: Mapping[str, Any] = {}
+        self._kinds: tuple[Sequence[str], Sequence[tuple[int, ...]]] = (), ()
+        self._kind_columns: Mapping[str, Any] = {}
+
+    def of_slots(self, slots: Sequence[RecordSlot]) -> Mapping[str, Any]:
+        """Return the columns of what slots say."""
+        if slots != self._slots:
+            self._slot_columns = {name: _arrow(column) for name, column in slot_values(slots).items()}
+            self._slots = slots
+        return self._slot_columns
+
+    def of_kinds(self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Mapping[str, Any]:
+        """Return the columns of dtypes and shapes."""
+        if (dtypes, shapes) != self._kinds:
+            offsets = np.cumsum([0, *map(len, shapes)], dtype=np.int32)
+            sizes = pa.array([size for shape in shapes for size in shape], pa.int64())
+            self._kind_columns = {"dtype": pa.array(dtypes), "shape": pa.ListArray.from_arrays(offsets, sizes)}
+            self._kinds = dtypes, shapes
+        return self._kind_columns
+
+
+def slot_values(slots: Sequence[RecordSlot]) -> dict[str, list[Any]]:
+    """Return what slots say, by column."""
+    values = {name: [getattr(slot, name) for slot in slots] for name in _SLOT_COLUMNS}
+    return {**values, "cls": [slot.site.cls for slot in slots]}
+
+
+def no_locations(count: int) -> dict[str, Any]:
+    """Return the columns of rows whose tensors are not kept."""
+    return {name: pa.nulls(count, kind) for name, kind in _LOCATION.items()}
+
+
+def _arrow(values: list[Any]) -> Any:
+    try:
+        return pa.array(values)
+    except UnicodeEncodeError:
+        return values  # the store escapes them
