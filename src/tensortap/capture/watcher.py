@@ -462,7 +462,7 @@ class Watcher:
 
     def _leave_values(self, site: Site, call: ModuleCall, opened: Opened) -> None:
         if self.detached is not None:
-            self.detached.left(site, call, opened)
+            self.detached.left(site, call, *self._reached(opened))
         if self.recomputations is not None:
             self.recomputations.seen(site, call, "output", opened)
         if "output" in self._kinds and not call.recomputed:
