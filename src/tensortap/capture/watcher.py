@@ -19,12 +19,13 @@ from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.operators import OperatorRecords
+from tensortap.capture.own_tensors import OwnTensors
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.slots import RecordSlot, SlotTable, by_key
 from tensortap.capture.templates import TemplateOpener
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
-from tensortap.core.records import Key, display_name
+from tensortap.core.records import Key
 from tensortap.frameworks.base import BeforeCall, Framework, GradientCallback, Identity, Remove
 from tensortap.frameworks.capabilities import Edge, GradientGraph
 
@@ -52,6 +53,7 @@ class Watcher:
         self._tree = tree
         self._selection = selection
         self._keep: dict[str, Keep] = {}
+        self._own = OwnTensors(framework, book)
         names = frozenset(chosen)
         self._set_sites([site for site in tree.sites if site.name in names])
         self._modes: dict[str, Any] = {}
@@ -105,11 +107,6 @@ class Watcher:
         """Sets `stale` if the model has changed unnoticed; called after each recorded step."""
         self._step_hooks: list[Remove] = []
         """Hooks on tensors and graph nodes, which belong to the step."""
-        self._parameter_hooks: dict[tuple[str, str], Remove] = {}
-        """Hooks on parameters, by module and name. Placing them again would delay the start of each step, when the
-        device is idle."""
-        self._replaced: set[str] = set()
-        """Modules whose parameters are other tensors during a forward, which take hooks of their own then."""
         self._pieces: dict[tuple[RecordSlot, int], Any] = {}
         self.armed = False
         """Whether a module has run in this step."""
@@ -118,22 +115,18 @@ class Watcher:
         self._only_after = selection.params_after_alone
         self._snapshot_of: int | None = None
         """The last step whose parameters were recorded after it."""
-        self._uninitialised = False
-        """Whether a parameter took no hook, because it has no values before the first forward."""
         self._feeds = False
         """Whether modules receive other tensors than their own."""
-        self._parameter_callbacks: dict[tuple[str, str], GradientCallback] = {}
         self._use(lambda hook: hook)
 
     def _use(self, guard: Guard) -> None:
         self._guard = self._shares.guard = guard
         # Guarded once, not for every tensor: the step waits for every object that is made per gradient.
         self._on_gradient = guard(self._gradient)
-        self._on_parameter_gradient = guard(self._parameter_gradient)
+        self._own.report(guard(self._parameter_gradient))
         self._on_backward = guard(self._backward)
         if self.operators is not None:
             self.operators.use(guard)
-        self._parameter_callbacks.clear()
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
         """Place hooks on the chosen modules, and on the root, whose forwards count the micro steps."""
@@ -185,11 +178,10 @@ class Watcher:
         self._tree, self._wrappers = tree, wrappers
         self._set_sites(chosen)
         self._place_hooks()
-        self._parameter_callbacks.clear()
         if self.armed:
             self._snapshot(call=0, only=[site.name for site in fresh])
             if "param_grad" in self._kinds:
-                self._hook_parameters()
+                self._own.hook_all()
 
     def follow_wrappers(self, wrappers: Wrappers) -> None:
         """Hook compiled wrappers around modules that are watched."""
@@ -203,7 +195,7 @@ class Watcher:
         }
         self._openers.setdefault("", (TemplateOpener(self._framework), TemplateOpener(self._framework)))
         self._chosen_sites = list(chosen)
-        self._owners = [site.owner for site in chosen]
+        self._own.choose(chosen)
         for name in self._sites:
             if name not in self._keep:
                 self._keep[name] = self._selection.keep_of(name)
@@ -236,9 +228,7 @@ class Watcher:
         try:
             self._drop_step_hooks()
         finally:
-            for remove in self._parameter_hooks.values():
-                remove()
-            self._parameter_hooks.clear()
+            self._own.remove_hooks()
 
     def _drop_step_hooks(self) -> None:
         """Remove the hooks of the step: they must not fire in a later one."""
@@ -371,9 +361,9 @@ class Watcher:
             self.forward_begins()
         if site.name not in self._sites:
             return call
-        if site.name in self._replaced and not call.recomputed:
+        if site.name in self._own.replaced and not call.recomputed:
             for name, parameter in framework.parameters(site.owner):
-                self._hook_parameter(site, name, parameter)
+                self._own.hook(site, name, parameter)
         if "grad_output" in self._kinds:
             call.inputs = framework.versions([tensor for _, tensor in opened.tensors])
         if "grad_input" in self._kinds and autograd:
@@ -445,8 +435,8 @@ class Watcher:
         if site.name == "":
             self._collect_remarks()
             self.forward_ended()
-        if idle and self._uninitialised:  # a lazy module has its parameters, and its final class, by now
-            self._hook_parameters()
+        if idle and self._own.uninitialised:  # a lazy module has its parameters, and its final class, by now
+            self._own.hook_all()
             self.stale = True
 
     def _leave(self, site: Site, call: ModuleCall, opened: Opened) -> None:
@@ -601,32 +591,7 @@ class Watcher:
         self.step_begins()
         self._snapshot(call=0)
         if "param_grad" in self._kinds:
-            self._hook_parameters()
-
-    def _hook_parameters(self) -> None:
-        self._uninitialised = False
-        placed, gone = self._parameter_hooks, set(self._parameter_hooks)  # an interrupt must not lose one
-        for site, name, parameter in self._own("param"):
-            gone.discard((site.name, name))
-            if self._framework.replaces_parameter(parameter):
-                self._replaced.add(site.name)
-            self._hook_parameter(site, name, parameter)
-        for owner in gone:
-            placed.pop(owner)()
-
-    def _hook_parameter(self, site: Site, name: str, parameter: Any) -> None:
-        placed, owner = self._parameter_hooks, (site.name, name)
-        if (remove := placed.get(owner)) is not None:
-            if self._framework.hook_is_current(parameter, remove):
-                return
-            remove()
-            del placed[owner]
-        if (seen := self._parameter_callbacks.get(owner)) is None:
-            seen = self._parameter_callbacks[owner] = partial(self._on_parameter_gradient, site, name)
-        if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
-            placed[owner] = remove
-        elif self._framework.requires_gradient(parameter):
-            self._uninitialised = True
+            self._own.hook_all()
 
     def _collect_remarks(self) -> None:
         """Collect remarks of modules whose mode has changed.
@@ -642,7 +607,7 @@ class Watcher:
 
     def own_parameters(self) -> Sequence[tuple[Site, str, Any]]:
         """Return the parameters of the chosen modules, a shared one under its first name."""
-        return self._own("param")
+        return self._own.of("param")
 
     def record_step_gradient(self, site: Site, name: str, gradient: Any) -> None:
         """Record a gradient as the optimizer sees it."""
@@ -659,27 +624,9 @@ class Watcher:
             self._snapshot_of = self._clock.step
         for kind in ("param", "buffer"):
             if kind in self._kinds and not (kind == "param" and known and not call):
-                for site, name, tensor in self._own(kind):
+                for site, name, tensor in self._own.of(kind):
                     if only is None or site.name in only:
                         self._record(tensor, self._slot(0, "state", site, call, kind, name))
-
-    def _own(self, kind: str) -> list[tuple[Site, str, Any]]:
-        """Return all parameters or buffers of the chosen modules, a shared one under its first name."""
-        if kind == "param":
-            own = self._framework.parameters_of(self._owners)
-        else:
-            own = [(at, *each) for at, owner in enumerate(self._owners) for each in self._framework.buffers(owner)]
-        first: dict[int, tuple[Site, str]] = {}
-        found = []
-        for at, name, tensor in own:
-            site = self._chosen_sites[at]
-            if (known := first.get(id(tensor))) is not None:
-                first_name = f"{display_name(known[0].name)}.{known[1]}"
-                self._book.remark(site.name, f"{name} is tied to {first_name} and recorded there")
-                continue
-            first[id(tensor)] = site, name
-            found.append((site, name, tensor))
-        return found
 
     def _slot(self, micro: int, phase: str, site: Site, call: int, kind: str, path: str) -> RecordSlot:
         return self.slots.find(micro, phase, site, call, kind, path, self._keep[site.name])
