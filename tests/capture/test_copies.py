@@ -138,7 +138,9 @@ def test_a_module_compiled_in_place() -> None:
 def test_paddle() -> None:
     paddle = pytest.importorskip("paddle")
     model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.ReLU())
+    before = vars(paddle.nn.Layer).get("__reduce_ex__")  # not its own, unless a tap of another test is still open
     with tt.capture(model) as tap:
+        assert vars(paddle.nn.Layer).get("__reduce_ex__") is not None
         other = copy.deepcopy(model)
         dicts = [value for layer in other.sublayers(include_self=True) for value in vars(layer).items()]
         assert not any(value for name, value in dicts if "hook" in name and isinstance(value, dict))
@@ -146,4 +148,4 @@ def test_paddle() -> None:
         assert not len(tap.run)
         model(paddle.ones([2, 4]))
         assert len(tap.run)
-    assert "__reduce_ex__" not in vars(paddle.nn.Layer)
+    assert vars(paddle.nn.Layer).get("__reduce_ex__") is before
