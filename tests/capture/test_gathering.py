@@ -189,6 +189,7 @@ def test_notices_are_in_the_run_although_training_failed(tmp_path: Path, patient
 
 def test_tensors_without_gradient_and_kept_tensors_are_read_at_once(tmp_path: Path, patient: FakeReader) -> None:
     record(tmp_path / "whole", plainly, 3, keep="tensors")
+    assert not patient.waited
     with torch.no_grad():
         model = Chain(lambda number, x: x)
         with tt.capture(model, tmp_path / "inference") as tap:
@@ -196,4 +197,5 @@ def test_tensors_without_gradient_and_kept_tensors_are_read_at_once(tmp_path: Pa
                 model(torch.randn(4, 8))
                 tap.step()
                 tap.flush()
-    assert not patient.waited
+    last = [row.tensor for row in tt.open(tmp_path / "inference") if row.key.step == 2]
+    assert 0 < patient.waited <= len(last) - len(set(last)), "only those that the step has shown before wait"
