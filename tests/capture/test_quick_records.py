@@ -160,6 +160,16 @@ def test_steps_that_differ_are_recorded_alike(tmp_path: Path, carefully: Any, fo
     assert facts == expected
 
 
+def test_a_root_that_is_not_recorded_has_its_place_in_the_plan(tmp_path: Path, followed: list[bool]) -> None:
+    model = Restless()
+    with tt.capture(model, tmp_path / "run", modules=["first", "second"]) as tap:
+        for _ in range(6):
+            model(torch.randn(2, 4, 6))["y"].sum().backward()
+            tap.step()
+    assert followed[2:6] == [True] * 4
+    assert {row.key.module for row in tap.run} == {"first", "second"}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("seed", range(4))

@@ -57,7 +57,7 @@ class _PlannedCall:
 class _PlannedEnd:
     outputs: Template | None = None
     output_slots: Sequence[RecordSlot] = ()
-    reached_outputs: Sequence[bool] = ()
+    reached_outputs: Sequence[bool] = field(default_factory=list)
     unchanged: Sequence[bool] = ()
     """Which outputs are inputs of the call, unchanged."""
     callbacks: Sequence[GradientCallback] = ()
