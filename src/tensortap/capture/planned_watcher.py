@@ -144,7 +144,8 @@ class PlannedWatcher(Watcher):
         calls: list[tuple[_PlannedCall, ModuleCall]] = []
         for event in self._log:
             if type(event) is _PlannedCall:
-                calls.append((event, self._count_call(event)))
+                event.call = self._count_call(event)  # the log goes on with the calls of this step
+                calls.append((event, event.call))
             elif type(event) is _PlannedEnd:
                 planned, call = calls.pop()
                 self._clock.leave(planned.site.name)

@@ -486,8 +486,8 @@ class Watcher:
 
     # --- backward ----------------------------------------------------------------------------------------------
     def _watch_outputs(self, site: Site, call: ModuleCall, opened: Opened) -> None:
-        inputs = call.inputs
-        for place, (path, tensor) in enumerate(opened.tensors):
+        inputs, callbacks = call.inputs, self._callbacks_of(site, call, opened)
+        for seen, (path, tensor) in zip(callbacks, opened.tensors, strict=True):
             if path in call.watched_inside:
                 continue
             if (before := inputs.get(id(tensor))) is not None and before == self._framework.version(tensor):
@@ -495,7 +495,6 @@ class Watcher:
                 self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
                 self._book.alias(site.name)
                 continue
-            seen = self._callbacks_of(site, call, opened)[place]
             if (remove := self._framework.on_gradient(tensor, seen)) is not None:
                 self._step_hooks.append(remove)
 

@@ -21,6 +21,7 @@ from tensortap.frameworks.base import HostMemory, Identity
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader
 from tensortap.frameworks.tensor_kind import TensorKind
+from tensortap.frameworks.torch.kinds import KindTable
 from tensortap.frameworks.torch.memory import StorageAlive, StorageHold, token_of
 from tensortap.frameworks.torch.tensors import (
     BITS,
@@ -34,8 +35,6 @@ from tensortap.frameworks.torch.tensors import (
 
 __all__ = ["TensorReading"]
 
-_MOST_KINDS = 10_000
-
 
 class TensorReading:
     """The protocols `TensorValues` and `Devices` of `frameworks.base`."""
@@ -44,7 +43,7 @@ class TensorReading:
 
     def __init__(self) -> None:
         self._device_readers: dict[str, DeviceReader | None] = {}
-        self._host_kinds: dict[tuple[torch.dtype, tuple[int, ...]], TensorKind] = {}
+        self._host_kinds = KindTable(_host_layouts)
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -106,7 +105,7 @@ class TensorReading:
         kind, address = likely, 0
         try:
             if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
-                kind = self._host_kind(tensor)
+                kind = self._host_kinds.of(tensor)
             # A tensor without elements of its own has no address, and one of several shapes has no shape.
             address = tensor.data_ptr()
             if kind is None or not address or not tensor.is_contiguous() or tensor.is_neg():
@@ -115,19 +114,6 @@ class TensorReading:
         except RuntimeError:
             # An inference tensor has no version.
             return (kind, address, None) if address and kind is not None and tensor.is_inference() else None
-
-    def _host_kind(self, tensor: torch.Tensor) -> TensorKind | None:
-        known = self._host_kinds.get(where := (tensor.dtype, tuple(tensor.shape)))
-        if known is not None:
-            return known
-        layout = _host_layouts().get(tensor.dtype)
-        if layout is None or tensor.layout is not torch.strided or not (elements := tensor.numel()):
-            return None
-        if len(self._host_kinds) == _MOST_KINDS:  # shapes keep changing; kinds in use stay where they are in use
-            self._host_kinds.clear()
-        itemsize, address, name = layout
-        kind = self._host_kinds[where] = TensorKind(*where, name, elements, elements * itemsize, address)
-        return kind
 
     hold_tokens = StorageHold
 
@@ -221,14 +207,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 @cache
-def _host_layouts() -> dict[torch.dtype, tuple[int, int, str]]:
-    """Return element size, layout and name of each dtype that the summary kernel reads as it is."""
+def _host_layouts() -> dict[torch.dtype, int]:
+    """Return the layout of each dtype that the summary kernel of the host reads as it is."""
     from tensortap.kernels.summary.batch import layout_address  # it loads the compiler
 
     found = {}
     for dtype, name in NAMES.items():
         if (address := layout_address(dtypes.numpy_dtype(name))) is not None:
-            found[dtype] = dtype.itemsize, address, name
+            found[dtype] = address
     return found
 
 

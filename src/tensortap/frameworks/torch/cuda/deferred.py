@@ -16,12 +16,11 @@ import torch
 from tensortap.frameworks.device_reader import DeferralBound, DeferredSlot
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane
+from tensortap.frameworks.torch.kinds import KindTable
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER
 
 __all__ = ["DeferredRead", "DeferredReads"]
-
-_MOST_KINDS = 10_000
 
 DeferredRead = tuple[torch.Tensor, int, int, TensorKind, DeferralBound, Any, int]
 """An alias of the tensor's memory, its version and address when it was seen, its kind and bound, its slot and step. The
@@ -54,7 +53,7 @@ class DeferredReads:
         try:
             kind = slot.likely
             if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
-                if (kind := _kind_of(tensor)) is None:
+                if (kind := _kinds.of(tensor)) is None:
                     return False
                 slot.likely = kind
             version, address = tensor._version, tensor.data_ptr()
@@ -87,18 +86,5 @@ class DeferredReads:
         return first
 
 
-def _kind_of(tensor: torch.Tensor) -> TensorKind | None:
-    """Return the kind of a tensor that a kernel reads as it is; None if it has none."""
-    known = _kinds.get(where := (tensor.dtype, tuple(tensor.shape)))
-    if known is not None:
-        return known
-    name = NAMES.get(tensor.dtype)
-    if name is None or tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    if len(_kinds) == _MOST_KINDS:  # shapes keep changing; kinds in use stay where they are in use
-        _kinds.clear()
-    kind = _kinds[where] = TensorKind(*where, name, tensor.numel(), tensor.nbytes)
-    return kind
-
-
-_kinds: dict[tuple[torch.dtype, tuple[int, ...]], TensorKind] = {}
+_READABLE = {dtype: 0 for dtype in NAMES if not dtype.is_complex}
+_kinds = KindTable(lambda: _READABLE)
