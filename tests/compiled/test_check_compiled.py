@@ -64,3 +64,5 @@ def test_wrong_usage() -> None:
         tt.check_compiled(model_of(nn.Tanh()), lambda _: None)
     with pytest.raises(UsageError, match="float64"):
         tt.check_compiled(model_of(nn.Tanh()), step, truth="float32")
+    with pytest.raises(UsageError, match="not a function that takes the model"):
+        tt.check_compiled(model_of(nn.Tanh()), torch.ones(2))  # type: ignore[arg-type]  # a batch, as `check` takes one

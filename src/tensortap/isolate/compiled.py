@@ -44,6 +44,8 @@ class CompiledOptions:
 
 def compare_compiled(model: Any, step: Callable[[Any], Any], options: CompiledOptions) -> Comparison:
     """Run a step uncompiled and compiled, and compare the two; see `tensortap.check_compiled`."""
+    if not callable(step):
+        raise UsageError(f"step: {type(step).__name__} is not a function that takes the model and runs a training step")
     network = network_of(model)
     framework = framework_of(network)
     graphs: InsideGraphs = require(framework, InsideGraphs, "check_compiled")
