@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from .building import (
     CLASSIFIED,
     HEADS,
     IMAGES,
     INNER,
     LAYERS,
+    LEFT,
     PLAIN,
     TEXT,
     WIDTH,
@@ -15,19 +18,25 @@ from .building import (
     Family,
     decoder,
     encoder,
+    gpt,
     hearing,
     hf,
     own_loss,
     seeing,
     sequences,
+    t5,
     tv,
 )
 from .data import (
+    CLASSES,
     WORDS,
+    pictures,
     recordings,
+    unmasked,
+    waves,
 )
 
-BLIND: dict[str, Family] = {
+FIRST: dict[str, Family] = {
     "olmo3": TEXT(
         decoder(
             "olmo3",
@@ -154,3 +163,209 @@ BLIND: dict[str, Family] = {
     ),
     "mnasnet": PLAIN(tv("mnasnet0_5", dropout=0.0), held_out=True),
 }
+
+
+SECOND: dict[str, Family] = {
+    "helium": TEXT(decoder("helium", num_key_value_heads=2, head_dim=8), held_out=True),
+    "mpt": TEXT(
+        hf(
+            "mpt",
+            vocab_size=WORDS,
+            d_model=WIDTH,
+            n_heads=HEADS,
+            n_layers=LAYERS,
+            expansion_ratio=2,
+            max_seq_len=32,
+            use_cache=False,
+        ),
+        attention=False,
+        held_out=True,
+    ),
+    "glm": LEFT(decoder("glm", num_key_value_heads=2, head_dim=8, partial_rotary_factor=0.5), held_out=True),
+    "olmo": TEXT(decoder("olmo", num_key_value_heads=2, clip_qkv=1.5), held_out=True, micros=2),
+    "exaone4": TEXT(
+        decoder(
+            "exaone4",
+            num_key_value_heads=2,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        held_out=True,
+    ),
+    "dots1": TEXT(
+        decoder(
+            "dots1",
+            num_key_value_heads=2,
+            moe_intermediate_size=24,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_shared_experts=1,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.5,
+            norm_topk_prob=True,
+        ),
+        held_out=True,
+    ),
+    "nanochat": TEXT(decoder("nanochat", num_key_value_heads=2, final_logit_softcapping=5.0), held_out=True),
+    "ctrl": TEXT(
+        hf(
+            "ctrl",
+            vocab_size=WORDS,
+            n_positions=32,
+            n_embd=WIDTH,
+            dff=INNER,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            use_cache=False,
+        ),
+        held_out=True,
+    ),
+    "gpt_bigcode": TEXT(gpt("gpt_bigcode", multi_query=True), held_out=True),
+    "recurrent_gemma": TEXT(
+        decoder(
+            "recurrent_gemma",
+            num_key_value_heads=1,
+            lru_width=WIDTH,
+            attention_window_size=WINDOW,
+            conv1d_width=4,
+            block_types=("recurrent", "attention"),
+            logits_soft_cap=5.0,
+            intermediate_size=2 * INNER,
+        ),
+        attention=False,
+        held_out=True,
+    ),
+    "fnet": CLASSIFIED(
+        encoder("fnet", pad_token_id=0),
+        batch=unmasked,
+        attention=False,
+        short=False,
+        held_out=True,
+    ),
+    "funnel": CLASSIFIED(
+        hf(
+            "funnel",
+            "AutoModelForSequenceClassification",
+            vocab_size=WORDS,
+            block_sizes=[1, 1],
+            num_decoder_layers=1,
+            d_model=WIDTH,
+            n_head=HEADS,
+            d_head=8,
+            d_inner=INNER,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            num_labels=CLASSES,
+        ),
+        attention=False,
+        held_out=True,
+    ),
+    "esm": CLASSIFIED(
+        encoder(
+            "esm",
+            pad_token_id=0,
+            mask_token_id=3,
+            position_embedding_type="rotary",
+            token_dropout=True,
+        ),
+        held_out=True,
+    ),
+    "mobilebert": CLASSIFIED(
+        encoder(
+            "mobilebert",
+            embedding_size=16,
+            intra_bottleneck_size=16,
+            num_feedforward_networks=2,
+            pad_token_id=0,
+            true_hidden_size=16,
+        ),
+        held_out=True,
+    ),
+    "m2m": TEXT(
+        sequences("m2m_100", scale_embedding=True, encoder_layerdrop=0.0, decoder_layerdrop=0.0), held_out=True
+    ),
+    "umt5": TEXT(t5("umt5", feed_forward_proj="gated-gelu"), held_out=True, attention=False, micros=2),
+    "cvt": IMAGES(
+        seeing(
+            "cvt",
+            patch_sizes=[3, 3],
+            patch_stride=[4, 2],
+            patch_padding=[1, 1],
+            embed_dim=[16, 32],
+            num_heads=[2, 4],
+            depth=[1, 2],
+            mlp_ratio=[2.0, 2.0],
+            attention_drop_rate=[0.0, 0.0],
+            drop_rate=[0.0, 0.0],
+            drop_path_rate=[0.0, 0.0],
+            qkv_bias=[True, True],
+            cls_token=[False, True],
+            qkv_projection_method=["dw_bn", "dw_bn"],
+            kernel_qkv=[3, 3],
+            padding_kv=[1, 1],
+            stride_kv=[2, 2],
+            padding_q=[1, 1],
+            stride_q=[1, 1],
+        ),
+        attention=False,
+        held_out=True,
+    ),
+    "bit": IMAGES(
+        seeing(
+            "bit",
+            embedding_size=16,
+            hidden_sizes=[16, 32],
+            depths=[1, 2],
+            num_groups=4,
+            width_factor=1,
+            drop_path_rate=0.0,
+        ),
+        attention=False,
+        held_out=True,
+    ),
+    "siglip": IMAGES(
+        seeing(
+            "siglip",
+            vision_config={
+                "hidden_size": WIDTH,
+                "intermediate_size": INNER,
+                "num_hidden_layers": LAYERS,
+                "num_attention_heads": HEADS,
+                "image_size": 32,
+                "patch_size": 8,
+            },
+        ),
+        held_out=True,
+    ),
+    "mobilevit": IMAGES(
+        seeing(
+            "mobilevit",
+            image_size=64,
+            patch_size=2,
+            hidden_sizes=[16, 24, 32],
+            neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 32],
+            num_attention_heads=2,
+            mlp_ratio=2.0,
+            expand_ratio=2.0,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            classifier_dropout_prob=0.0,
+        ),
+        batch=functools.partial(pictures, size=64),
+        attention=False,
+        held_out=True,
+    ),
+    "conformer": Family(
+        hearing("wav2vec2-conformer", position_embeddings_type="relative", conv_depthwise_kernel_size=5),
+        waves,
+        own_loss,
+        attention=False,
+        held_out=True,
+    ),
+}
+
+BLIND = FIRST | SECOND

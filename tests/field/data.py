@@ -33,6 +33,13 @@ def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
     return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
 
 
+def unmasked(random: torch.Generator) -> Batch:
+    """The same for a model that knows no mask."""
+    batch = classified(random)
+    del batch["attention_mask"]
+    return batch
+
+
 def pictures(random: torch.Generator, *, rows: int = ROWS, size: int = 32) -> Batch:
     """Images and their classes."""
     return {

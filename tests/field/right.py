@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .blind_models import SECOND
 from .further import EVERY, FURTHER
 from .measuring import Bench, Outcome, right_outcome
 from .mistake import nothing
@@ -102,6 +103,13 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
+    for number, (family, of) in enumerate(SECOND.items()):
+        yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
+        if of.attention:
+            yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
+            yield Right("attention and chunks", family, _CHUNKS, attention="sdpa", steps=(3, 1)[number % 2])
+        if number % 3 == 0:
+            yield Right("compiled", family, trains(compiled="aot_eager"))
     yield Right("compiled", "llama", _compiled("model.layers.1.mlp"))
     yield Right("compiled", "bert", _compiled("bert.pooler"))
     yield Right("compiled", "mistral", trains(compiled="aot_eager"))

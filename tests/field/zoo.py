@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .blind_decoders import BLIND_DECODERS
 from .blind_encoders import BLIND_ENCODERS
+from .blind_second_decoders import SECOND_DECODERS
+from .blind_second_encoders import SECOND_ENCODERS
 from .decoders import DECODERS
 from .encoders import ENCODERS
 from .held_out import HELD_OUT
@@ -22,4 +24,6 @@ MISTAKES = [
     *NEWER_HELD_OUT,
     *BLIND_DECODERS,
     *BLIND_ENCODERS,
+    *SECOND_DECODERS,
+    *SECOND_ENCODERS,
 ]
