@@ -30,12 +30,16 @@ from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
+from tensortap.compare.measure.hidden import UNREAD_POSITIONS, HiddenPositions
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
+    MaskDifference,
     boolean_pairs,
     has_edges,
     mask_difference,
     mask_pairs,
+    padding_difference,
+    padding_pairs,
     pattern_differences,
     without_edges,
 )
@@ -61,6 +65,8 @@ from tensortap.store import Run
 __all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
+_PADDING_ALONE = "a mask of padding alone against one of all pairs: summaries do not show whether they hide the same"
+_TWO_SHAPES = "of one shape", "of another"
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,7 @@ def match(
         for pair, measure in measured:
             measures.take(pair, measure)
         _remeasure_edges(found, part, tolerances)
+        _leave_out_hidden(found, part, tolerances)
         withdraw_guesses(measures, left, right, alignment, part)
         if stops and _diverges(found, last, options):
             break
@@ -249,21 +256,50 @@ def measure_masks(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]
 ) -> None:
     """Compare masks by what they hide: from their elements where both sides stored them, else from their sketches."""
-    masks = mask_pairs(reference, candidate, alignment, pairs)
+    of_two_shapes = padding_pairs(reference, candidate, alignment, np.flatnonzero(measures.reshaped))
     known: dict[tuple[int, int], Any] = {}
     from_sketches = []
-    for pair in masks:
+    for pair in (*mask_pairs(reference, candidate, alignment, pairs), *of_two_shapes):
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
-        if not (reference.kept[left] and candidate.kept[right]):
+        if reference.kept[left] and candidate.kept[right]:
+            tensors = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
+            if tensors not in known:
+                compare = padding_difference if measures.reshaped[pair] else mask_difference
+                known[tensors] = compare(reference.array(left), candidate.array(right))
+            if known[tensors] is not None:
+                measures.take_mask(pair, known[tensors])
+        elif measures.reshaped[pair]:
+            elements = int(reference.elements[left])
+            measures.take_mask(pair, MaskDifference(0.0, elements, elements, False, words=_TWO_SHAPES))
+            measures.limits[pair] = _PADDING_ALONE
+        else:
             from_sketches.append(pair)
-            continue
-        tensors = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
-        if tensors not in known:
-            known[tensors] = mask_difference(reference.array(left), candidate.array(right))
-        if known[tensors] is not None:
-            measures.take_mask(pair, known[tensors])
     for pair, found in pattern_differences(reference, candidate, alignment, from_sketches).items():
         measures.take_mask(pair, found)
+
+
+def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
+    """Measure pairs again without positions that a mask hides, where they differ there by more than rounding."""
+    left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+    hidden: dict[tuple[int, int, int], HiddenPositions] = {}
+
+    def scope(pair: int) -> tuple[int, int, int]:
+        row = alignment.reference[pair]
+        return int(left.rank[row]), int(left.step[row]), int(left.micro[row])
+
+    for pair, mask in measures.masks.items():
+        if mask.is_other_convention:
+            hidden.setdefault(scope(pair), HiddenPositions()).add(mask.positions)
+    if not any(hidden.values()):
+        return
+    for pair in pairs[left.phase.among(("forward",))[alignment.reference[pairs]]].tolist():
+        row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        off = float(measures.rel_l2[pair])
+        if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not (known := hidden.get(scope(pair))):
+            continue
+        if shown := known.measure_shown(left.array(row), right.array(partner), off, *tolerances):
+            measures.take(pair, shown)
+            measures.limits[pair] = UNREAD_POSITIONS
 
 
 def _remeasure_edges(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:

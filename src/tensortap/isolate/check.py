@@ -230,6 +230,7 @@ class Check(Observer):
                 comparator.run,
                 comparator.measured,
                 comparator.masks,
+                comparator.limits,
                 comparator.kinks,
                 comparator.choices,
                 isolation,

@@ -14,8 +14,10 @@ from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
+from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.measure.hidden import UNREAD_POSITIONS, HiddenPositions
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
-from tensortap.compare.measure.masks import MaskDifference, mask_difference, without_edges
+from tensortap.compare.measure.masks import MaskDifference, mask_difference, padding_difference, without_edges
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -47,6 +49,8 @@ class Comparator:
         """Row → difference from the reference, if it was measured element by element."""
         self.masks: dict[int, MaskDifference] = {}
         """Row → difference of a mask from the reference's, which may have another convention."""
+        self.limits: dict[int, str] = {}
+        """Row → why a difference does not show all of it."""
         self.kinks: dict[int, CrossedKink] = {}
         """Row → how a gradient differs without the elements that crossed a kink."""
         self.choices = LiveChoices()
@@ -71,6 +75,8 @@ class Comparator:
         about["environment"] = framework.environment()
         self.run = LiveRun(f"{model}, as it runs", about, reference.rank)
         self._rows: dict[Key, int] = {}
+        self._hidden: dict[tuple[int, int], HiddenPositions] = {}
+        """By step and micro step: positions that masks hide."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.measure(tensor, key, site)
@@ -96,6 +102,8 @@ class Comparator:
                 self._measure_pair(row, key, found, array)
                 self.differs(row, key, array)
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
+        elif found is not None and found.location is not None and key.kind == "input":
+            self._take_mask(row, key, padding_difference(self._reference.values(found), array))
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, found
@@ -142,6 +150,7 @@ class Comparator:
     def end_step(self, step: int, book: CoverageBook) -> None:
         self._keys.clear()
         self._rows.clear()
+        self._hidden.clear()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
@@ -151,13 +160,34 @@ class Comparator:
         if ("complex" in found.dtype) != (array.dtype.kind == "c"):
             return
         values = self._reference.values(found)
-        if key.phase == "forward" and (mask := mask_difference(values, array)) is not None:
-            self.masks[row] = mask
+        if key.phase == "forward" and self._take_mask(row, key, mask_difference(values, array)):
             return
         measure = difference(values, array, rtol=rtol, atol=atol, size=found.l2)
         if summarize(array).edge:
             measure = replace(measure, difference=without_edges(measure.difference, values, array, rtol, atol))
+        measure = self._without_hidden(row, key, measure, values, array)
         self.measured[row] = measure
         is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
         if is_large and (kink := crossed_kink(values, array)) is not None:
             self.kinks[row] = kink
+
+    def _take_mask(self, row: int, key: Key, mask: MaskDifference | None) -> bool:
+        """Keep the difference of two masks, and the positions that they hide; return whether they are masks."""
+        if mask is None:
+            return False
+        self.masks[row] = mask
+        if mask.is_other_convention:
+            self._hidden.setdefault((key.step, key.micro), HiddenPositions()).add(mask.positions)
+        return True
+
+    def _without_hidden(
+        self, row: int, key: Key, measure: PairMeasure, values: npt.NDArray[Any], array: npt.NDArray[Any]
+    ) -> PairMeasure:
+        """Leave out positions that a mask hides, if the pair differs there by more than rounding."""
+        hidden, off = self._hidden.get((key.step, key.micro)), measure.difference.rel_l2
+        names = (dtypes.name_of(each.dtype) for each in (values, array))
+        if not hidden or key.phase != "forward" or off <= Policy.base(*names):
+            return measure
+        if shown := hidden.measure_shown(values, array, off, *self._tolerances):
+            self.limits[row] = UNREAD_POSITIONS
+        return shown or measure

@@ -53,6 +53,7 @@ def conclude_live(
     candidate: Run,
     measured: Mapping[int, PairMeasure],
     masks: Mapping[int, MaskDifference],
+    limits: Mapping[int, str],
     kinks: Mapping[int, CrossedKink],
     choices: LiveChoices,
     isolation: Isolation | None,
@@ -78,6 +79,8 @@ def conclude_live(
             measures.take(pair, measured[row])
         if row in masks:
             measures.take_mask(pair, masks[row])
+        if row in limits:
+            measures.limits[pair] = limits[row]
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)

@@ -80,7 +80,7 @@ def find_unread(
         return UnreadDifferences()
     wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
-    alike = [row for row, mask in pairs.masks.items() if mask.words[0] != mask.words[1] and not mask.differing]
+    alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
     given = {structure.module[row] for row in alike}
     # Only what is made from a mask depends on its convention.
     if scopes <= {structure.scope[row] for row in alike} and all(birth.module in given for birth in births):

@@ -9,7 +9,7 @@ because elements at the edge count as 1 in it; so summaries suffice to count the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
+from tensortap.compare.measure.hidden import Positions, blind_positions
 from tensortap.core import dtypes
 from tensortap.core.records import Difference
 from tensortap.core.sketches import fold
@@ -32,6 +33,8 @@ __all__ = [
     "mask_difference",
     "mask_of",
     "mask_pairs",
+    "padding_difference",
+    "padding_pairs",
     "pattern_differences",
     "without_edges",
 ]
@@ -61,6 +64,14 @@ class MaskDifference:
     """Whether the masks are equal if True means "hidden" on the boolean side, as some modules read it."""
     words: tuple[str, str] = ("", "")
     """The convention of the reference and of the candidate."""
+    positions: Positions | None = field(default=None, compare=False, repr=False)
+    """Positions of which attention makes whatever its implementation likes; None if they are not known."""
+
+    @property
+    def is_other_convention(self) -> bool:
+        """Whether both sides hide the same in two ways, of which attention may make something else at a position."""
+        leaves_some = self.positions is None or bool(self.positions.any())
+        return self.words[0] != self.words[1] and not self.differing and leaves_some
 
     @property
     def error(self) -> float:
@@ -179,9 +190,54 @@ def mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
     differing = int(np.count_nonzero(hidden[0] != hidden[1]))
     ambiguous = (left == FLAGS) != (right == FLAGS) and differing == ours.size > 0
     passed = int(ours.size - np.count_nonzero(hidden[0]))
-    return MaskDifference(
-        differing, ours.size, passed, True, ambiguous, _names((left, right), ours.dtype, theirs.dtype)
-    )
+    words, positions = _names((left, right), ours.dtype, theirs.dtype), blind_positions(hidden[0] & hidden[1])
+    return MaskDifference(differing, ours.size, passed, True, ambiguous, words, positions)
+
+
+def padding_difference(ours: Array, theirs: Array) -> MaskDifference | None:
+    """Compare a mask of keys alone with one of queries and keys: by the keys that no query sees.
+
+    Kernels that leave padding out take the former, and are told of the future in another way. None if they are not
+    two such masks.
+    """
+    left, right = mask_of(ours), mask_of(theirs)
+    if not is_padding(ours.shape, left, theirs.shape, right):
+        return None
+    first = ours.ndim == 2
+    keys, paired, convention = (ours, theirs, right) if first else (theirs, ours, left)
+    hidden = _hidden(paired, convention)
+    padding, unseen = keys == 0, hidden.all(axis=tuple(range(1, paired.ndim - 1)))
+    differing = int(np.count_nonzero(unseen != padding))
+    positions = blind_positions(hidden)
+    if positions is not None and paired.shape[-1] == paired.shape[-2]:
+        positions = positions | padding
+    names = "padding alone", _WORDS[convention] if str(paired.dtype) != "bool" else "boolean"
+    words = names if first else names[::-1]
+    passed = int(keys.size - np.count_nonzero(padding if first else unseen))
+    return MaskDifference(differing, keys.size, passed, True, words=words, positions=positions)
+
+
+def is_padding(shape: tuple[int, ...], convention: int, other_shape: tuple[int, ...], other: int) -> bool:
+    """Whether one of two masks is of keys alone, and the other of queries and keys."""
+    if len(shape) > len(other_shape):
+        shape, convention, other_shape, other = other_shape, other, shape, convention
+    if len(shape) != 2 or len(other_shape) < 3 or convention != FLAGS or other == NONE:
+        return False
+    return shape[-1] == other_shape[-1] and other_shape[0] in (1, shape[0])
+
+
+def padding_pairs(reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]) -> list[int]:
+    """Return those of these pairs, of two shapes each, that `padding_difference` can compare."""
+    rows, partners = alignment.reference[pairs], alignment.candidate[pairs]
+    inputs = reference.kind.among(("input",))[rows] if len(pairs) else np.empty(0, bool)
+    if not inputs.any():
+        return []
+    left, right = conventions(reference), conventions(candidate)
+    return [
+        pair
+        for pair, ours, theirs in zip(*(each[inputs].tolist() for each in (pairs, rows, partners)), strict=True)
+        if is_padding(reference.shape(ours), int(left[ours]), candidate.shape(theirs), int(right[theirs]))
+    ]
 
 
 def _hidden(array: Array, convention: int) -> Array:

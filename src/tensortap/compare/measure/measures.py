@@ -108,6 +108,7 @@ class Measures:
     def take_mask(self, pair: int, found: MaskDifference) -> None:
         """Store the difference of two masks."""
         self.masks[pair] = found
+        self.reshaped[pair] = False  # they hide the same in two shapes, or not
         self.exact[pair] = found.exact
         self.rel_l2_bar[pair] = 0.0 if found.exact else 0.1 * found.error
         self.replace(pair, found.as_difference())

@@ -1,0 +1,86 @@
+"""Positions of which attention makes whatever its implementation likes: those that see nothing, and padding.
+
+A mask may hide all elements from a position, as from padding in front of a causal text. One implementation returns the
+mean of everything there, another one zero. Kernels that leave padding out return zero at all of it. No loss reads these
+positions, so they are left out of a pair's difference. If a loss did, gradients of parameters would differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.kernels import difference
+from tensortap.kernels.pairs.reference import PairMeasure
+
+__all__ = ["UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
+
+Array = npt.NDArray[Any]
+Positions = npt.NDArray[np.bool_]
+"""By batch and position: whether a mask hides it. A batch of one stands for all."""
+
+UNREAD_POSITIONS = "it differs at positions that a mask hides, which nothing reads; all others were compared"
+
+
+def blind_positions(hidden: Array) -> Positions | None:
+    """Return the positions from which a mask hides everything, given what it hides by query and key, the last two axes.
+
+    None if the mask has no batch: then its axes may be others.
+    """
+    if hidden.ndim < 3:
+        return None
+    found = hidden.all(-1)
+    while found.ndim > 2:
+        found = found.all(1)
+    return found
+
+
+class HiddenPositions:
+    """The positions that the masks of one forward pass hide, by the size of batch and sequence."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Positions] = {}
+
+    def add(self, positions: Positions | None) -> None:
+        if positions is None or not positions.any():
+            return
+        known = self._known.get(positions.shape)
+        self._known[positions.shape] = positions if known is None else known | positions
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def measure_shown(
+        self, ours: Array, theirs: Array, off: float, rtol: float | None = None, atol: float | None = None
+    ) -> PairMeasure | None:
+        """Measure a pair without the hidden positions; None if it does not have these axes, or if hidden positions are
+        not what makes it `off` by so much."""
+        for positions in self._known.values():
+            where = _along(positions, ours.shape)
+            if where is not None:
+                arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
+                shown = difference(*arrays, rtol=rtol, atol=atol)
+                return None if off <= 2 * shown.difference.rel_l2 else _not_equal(shown)
+        return None
+
+
+def _not_equal(shown: PairMeasure) -> PairMeasure:
+    return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
+
+
+def _along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
+    """Return the positions, to be broadcast to a shape whose axes of batch and sequence are where they usually are."""
+    batch, length = positions.shape
+    fits = [batch in (1, size) for size in shape]
+    if len(shape) == 4 and fits[0] and shape[2] == length:
+        return positions[:, None, :, None]
+    if len(shape) > 1 and fits[0] and shape[1] == length:
+        return positions.reshape(batch, length, *(1,) * (len(shape) - 2))
+    if len(shape) > 2 and shape[0] == length and fits[1]:
+        return positions.T.reshape(length, batch, *(1,) * (len(shape) - 2))
+    if len(shape) > 1 and batch > 1 and shape[0] == batch * length:
+        return positions.reshape(-1, *(1,) * (len(shape) - 1))
+    return None
