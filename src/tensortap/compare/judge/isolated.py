@@ -97,6 +97,8 @@ class _Attributor:
             return bool(self.structure.number[row]) and any(
                 self._missing_calls.get((step, key_micro, module)) for key_micro in self._micros
             )
+        if kind == "param_grad" and self._is_misused(row):
+            return True
         if kind == "param_grad" and (reader := self._reader(row)) is not None and self.explained:
             # The gradient of a parameter that a container reads comes by way of the modules inside.
             return any(
@@ -114,6 +116,14 @@ class _Attributor:
             for state in self.structure.parameters_of.get((rank, step, owner), ())
         ]
         return any(self._wrong(state) for state in tied)
+
+    def _is_misused(self, row: int) -> bool:
+        """Whether a parameter is tied to a module that computes something wrong with it: that makes its gradient wrong,
+        too, and it is recorded with its owner."""
+        scope, module = self.structure.scope[row], self.structure.module[row]
+        users = [user for user, owners in self.isolation.tied.items() if module in owners and user != module]
+        calls = [call for user in users for call in self.structure.calls_of_module.get((scope, user), ())]
+        return any(self._wrong(output) for call in calls for output in call.of("output"))
 
     def has_other_calls(self, row: int) -> bool:
         """Whether a row is the gradient of a parameter that one side uses in further calls."""

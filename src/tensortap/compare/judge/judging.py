@@ -44,7 +44,7 @@ from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
-__all__ = ["Judgement", "judge"]
+__all__ = ["CallsWithoutGradient", "Judgement", "judge"]
 
 _FLOWING = ("input", "output", "grad_output", "grad_input")
 _FLOWING_GRADIENTS = ("grad_output", "grad_input")
@@ -100,15 +100,28 @@ class Judgement:
         return Counter({STATUSES[found[at]]: int(times[at]) for at in order})
 
 
+@dataclass(frozen=True)
+class CallsWithoutGradient:
+    """Calls of the candidate that lack a gradient which the reference's have."""
+
+    at_output: frozenset[Spot] = frozenset()
+    sent: frozenset[Spot] = frozenset()
+    """Calls that send none to one of their inputs."""
+
+
+_NONE_LACK = CallsWithoutGradient()
+
+
 class _Judge:
     """Judges the pairs that are off by more than rounding, in execution order."""
 
-    def __init__(self, evidence: Evidence, calls_without_gradient: Collection[Spot]) -> None:
+    def __init__(self, evidence: Evidence, without_gradient: CallsWithoutGradient) -> None:
         pairs, policy = evidence.pairs, evidence.policy
         self.evidence = evidence
         self.pairs = pairs
         self.structure = evidence.structure
-        self.calls_without_gradient = set(calls_without_gradient)
+        self.calls_without_gradient = set(without_gradient.at_output)
+        self.calls_that_send_none = without_gradient.sent
         self.affected_calls: set[Spot] = set()
         self.kinks: dict[int, CrossedKink] = {}
         self.ties = Ties(evidence)
@@ -193,7 +206,7 @@ class _Judge:
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
-        lacking = self._calls_that_lack_a_gradient(row) if self.calls_without_gradient else []
+        lacking = self._calls_that_lack_a_gradient(row)
         after_wrong = any(map(wrong.__getitem__, sources))
         if not after_wrong and (tie := self.ties.status_of_choice(row, sources)):
             self.status[row], self.rule[row] = tie
@@ -391,10 +404,18 @@ class _Judge:
         return [] if worst is None else [worst]
 
     def _calls_that_lack_a_gradient(self, row: int) -> list[Spot]:
-        """Return the calls whose backward made a gradient without one at an output that the reference has."""
-        if self.structure.kind[row] not in GRADIENT_KINDS:
+        """Return the calls whose backward made a gradient without one that the reference has: at an output; or, of
+        those that a flowing gradient came from, at an input."""
+        kind = self.structure.kind[row]
+        if kind not in GRADIENT_KINDS or not (self.calls_without_gradient or self.calls_that_send_none):
             return []
-        return [call.spot for call in self.structure.made_in(row) if call.spot in self.calls_without_gradient]
+        made_in = self.structure.made_in(row)
+        found = [call.spot for call in made_in if call.spot in self.calls_without_gradient]
+        if kind in _FLOWING_GRADIENTS:
+            own = self.structure.call_of(row)
+            senders = [call.spot for call in made_in if call is not own]
+            found += [spot for spot in senders if spot in self.calls_that_send_none]
+        return found
 
     def _follows_something_wrong(self, row: int) -> bool:
         """Whether a record with unknown sources comes after something wrong: then it is not a birth. Inputs of the
@@ -430,11 +451,11 @@ def judge(
     structure: Structure,
     policy: Policy,
     reference_moved: Callable[[int, int], float],
-    calls_without_gradient: Collection[Spot] = (),
+    without_gradient: CallsWithoutGradient = _NONE_LACK,
 ) -> Judgement:
     """Judge all pairs in execution order.
 
     reference_moved: how far apart two records of the reference are, relative to the first.
-    calls_without_gradient: see `one_sided.find_calls_without_gradient`.
+    without_gradient: see `one_sided.find_calls_without_gradient`.
     """
-    return _Judge(Evidence(pairs, structure, policy, reference_moved), calls_without_gradient).run()
+    return _Judge(Evidence(pairs, structure, policy, reference_moved), without_gradient).run()

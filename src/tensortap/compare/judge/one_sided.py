@@ -10,6 +10,7 @@ from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
 from tensortap.compare.judge.detached import DetachedKeys, knows_detached
 from tensortap.compare.judge.isolation import Isolation
+from tensortap.compare.judge.judging import CallsWithoutGradient
 from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
@@ -44,16 +45,20 @@ def find_missing_in_isolation(
     return _find_ends(matched, structure, isolation, missing)
 
 
-def find_calls_without_gradient(matched: Matched, structure: Structure, free: bool = True) -> set[Spot]:
-    """Find calls that get no gradient at an output where the reference has one, while others come in the same pass.
+def find_calls_without_gradient(matched: Matched, structure: Structure, free: bool = True) -> CallsWithoutGradient:
+    """Find calls that lack a gradient where the reference has one, while others come in the same pass.
 
     In a `free` run, return them only if `find_missing_gradients` reports them: nothing else would.
     """
     if not len(matched.alignment.only_reference):
-        return set()
+        return CallsWithoutGradient()
     expected = Counterparts(matched).expected if free else None
-    missing = _certain(matched, _missing_rows(matched, structure, None, ("grad_output",), expected))
-    return {(pass_of(matched.reference, row), key.module, key.call) for row, key in missing}
+
+    def lacking(kind: str) -> frozenset[Spot]:
+        missing = _certain(matched, _missing_rows(matched, structure, None, (kind,), expected))
+        return frozenset((pass_of(matched.reference, row), key.module, key.call) for row, key in missing)
+
+    return CallsWithoutGradient(lacking("grad_output"), lacking("grad_input"))
 
 
 def find_missing_gradients(
