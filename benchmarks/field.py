@@ -9,7 +9,8 @@
     python benchmarks/field.py --processes 2 --json after.json --against before.json
 
 Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
-noise floor); attention (the reference's is eager, the candidate's is torch's fused one). Ways: from tensors, from
+noise floor); attention (the reference's is eager, the candidate's is torch's fused one); and, if asked for, unpadded
+(the candidate's attention leaves padding out, in decoders and some encoders). Ways: from tensors, from
 summaries, isolated; and, if asked for, isolated with a truth in float64. "exact": the first module named is the one to
 fix, and isolated, no other is named.
 """
@@ -43,10 +44,12 @@ from field.right import RIGHT, Right
 from field.settings import SETTINGS
 from field.zoo import MISTAKES
 
+USUAL = [name for name in SETTINGS if name != "unpadded"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=USUAL)
     parser.add_argument("--way", nargs="+", choices=(*WAYS, WITH_TRUTH), default=list(WAYS))
     parser.add_argument("--models", nargs="+", choices=EVERY, help="only these families")
     parser.add_argument("--only", default="", help="only mistakes whose name contains this")

@@ -216,7 +216,7 @@ UMT5 = [
             "self.act(self.wi_1(hidden_states))\n    hidden_linear = self.wi_0(hidden_states)",
         ),
     ),
-    Mistake("cleared-between", "umt5", "", "backward", wrong.cleared_between),
+    Mistake("cleared-between", "umt5", every, "update", wrong.cleared_between),
     Mistake(
         "mean-subtracted",
         "umt5",

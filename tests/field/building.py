@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 from .data import CLASSES, WORDS, Batch, classified, language, padded_left, pictures, unpadded
+from .unpadded import UNPADDED_ATTENTION, register
 
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
 WINDOW = 7  # every query sees a token: what attention makes of none at all differs by implementation
@@ -58,6 +59,8 @@ def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Mo
     _prepare_torchvision()  # transformers imports it if it is installed
     import transformers
 
+    if attention == UNPADDED_ATTENTION:
+        register()
     config = transformers.AutoConfig.for_model(kind, **options)
     model: nn.Module = getattr(transformers, head).from_config(config, attn_implementation=attention)
     return model

@@ -17,6 +17,7 @@ from .models import FAMILIES
 from .patches import Apply, reads, trains
 from .running import STEPS, Training, training_of
 from .settings import AUTOCAST, all_linear, linear_in_chunks, sums_in_two
+from .unpadded import UNPADDED_ATTENTION
 from .wrong import checkpointed
 
 
@@ -75,6 +76,7 @@ _CHECKPOINTED = {
     "t5": "encoder.block.0",
     "qwen3": "model.layers.0",
 }
+_PADDED = ("llama", "qwen2", "mistral", "helium", "glm", "olmo", "exaone4", "dots1", "nanochat", "esm", "roberta")
 _IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet")
 
 
@@ -99,6 +101,12 @@ def _right() -> Iterator[Right]:
     for family in ("qwen2", "vit", "qwen3", "clip"):
         yield Right("attention", family, attention="sdpa", steps=3)
         yield Right("attention", family, attention="sdpa", steps=10)
+    for number, family in enumerate(_PADDED):
+        yield Right("unpadded attention", family, attention=UNPADDED_ATTENTION, steps=(1, 2, 3)[number % 3])
+    for family in ("helium", "glm", "esm"):
+        yield Right(
+            "unpadded attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention=UNPADDED_ATTENTION
+        )
     for family in _IMAGES:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():

@@ -14,6 +14,7 @@ from .further import EVERY
 from .mistake import nothing
 from .patches import Apply, both, does, trains
 from .running import Training
+from .unpadded import UNPADDED_ATTENTION
 
 
 def linear_summed_in_two(share: float) -> Callable[..., Tensor]:
@@ -76,4 +77,5 @@ SETTINGS = {
     "gemm": Setting(candidate=sums_in_two(1 / 2)),
     "bf16": Setting(common=AUTOCAST, candidate=sums_in_two(1 / 2), noise=sums_in_two(1 / 4)),
     "attention": Setting(attention="sdpa"),
+    "unpadded": Setting(attention=UNPADDED_ATTENTION),
 }

@@ -67,7 +67,7 @@ def _judge_sources(row: int, structure: Structure, judgement: Judgement) -> tupl
 
 def _find_sender(row: int, call: CallRows, structure: Structure, judgement: Judgement) -> str | None:
     """Return the module whose backward made the gradient at a call's output."""
-    users = structure.users(row, call)
+    users = [user for user in structure.users(row, call) if user.of("grad_output", "grad_input")]
     if not users:
         around = structure.outermost(row, call).parent
         return None if around is None else around.module

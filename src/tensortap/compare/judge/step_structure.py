@@ -354,7 +354,9 @@ class StepStructure:
             around = self._backward_of(outermost.parent) + later
         if len(call.of("output")) > 1:  # its own code may use one of them for another
             around = around + self.parameters_of.get((*call.scope[:2], call.module), [])
-        return Sources(found, self._sent_back(row, call, users), around) if users else Sources(found + around)
+        if not any(user.of("grad_output", "grad_input") for user in users):
+            return Sources(found + around)  # there are none, or no gradient comes by way of them
+        return Sources(found, self._sent_back(row, call, users), around)
 
     def _sent_back(self, row: int, call: CallRows, users: Iterable[CallRows]) -> list[int]:
         """Return the gradients that the users of an output send back to it."""
