@@ -12,6 +12,7 @@ import pytest
 from made_runs import Seen, values, write
 
 import tensortap as tt
+from tensortap.compare.measure.hidden import HiddenPositions
 from tensortap.compare.measure.masks import in_convention_of
 from tensortap.core.records import Comparison
 from tensortap.kernels import summarize
@@ -187,7 +188,8 @@ def test_rows_that_a_mask_hides_entirely_and_nothing_reads(tmp_path: Path, keep:
     reference = run("a", CONVENTIONS["float32"](hidden), 0.0)
     result = tt.compare(reference, run("b", CONVENTIONS["boolean"](hidden), 0.5))
     assert result.verdict == "match" and result.counts["unjudged"] == 2, result.sentence
-    assert any("no gradient of a parameter depends on it" in note for note in result.notes)
+    why = "at positions that a mask hides" if keep else "no gradient of a parameter depends on it"
+    assert any(why in note for note in result.notes), result.notes
     for name, mask, gradient in (
         ("c", CONVENTIONS["boolean"](hidden), 0.01),
         ("d", CONVENTIONS["float32"](hidden), 0.0),
@@ -203,3 +205,70 @@ def test_rows_that_a_mask_hides_entirely_and_nothing_reads(tmp_path: Path, keep:
     a, b = write(tmp_path / "e", [ours[0], angles[0], *ours[1:]]), [seen[0], angles[1], *seen[1:], *weights]
     result = tt.compare(a, write(tmp_path / "f", b))
     assert result.first is not None and result.first.key.path == "cos"  # made by code that knows no mask
+
+
+def padded(off_hidden: float = 0.0, off_later: float = 0.0, mask: Array | None = None, keep: bool = True) -> list[Seen]:
+    """An attention and a module after it. The last five of 24 positions of the second text are padding."""
+    attended, later = values(2, (2, 24, 16)), values(3, (2, 24, 16))
+    attended[1, 19:] += np.float32(off_hidden)
+    later[1, 19:] += np.float32(off_hidden)
+    later += np.float32(off_later)
+    x = values(1, (2, 24, 16))
+    return [
+        Seen("block.attn", x, "input", path="x", keep=keep, tensor=1),
+        Seen("block.attn", mask if mask is not None else padding_pairs_mask(), "input", path="mask", keep=keep),
+        Seen("block.attn", attended, keep=keep, tensor=2),
+        Seen("block.mlp", attended, "input", keep=keep, tensor=2),
+        Seen("block.mlp", later, keep=keep, tensor=3),
+        *(Seen("block.mlp", values(9 + n, (16, 16)), "param_grad", path=f"w{n}", keep=keep) for n in range(8)),
+    ]
+
+
+def padding_pairs_mask() -> Array:
+    hidden = np.triu(np.ones((2, 1, 24, 24), bool), 1)
+    hidden[1, :, :, 19:] = True
+    return CONVENTIONS["float32"](hidden)
+
+
+@KEEP
+def test_a_mask_of_padding_alone_hides_the_same_keys(tmp_path: Path, keep: bool) -> None:
+    """Kernels without padding take such a mask, and return zeros at padding, which nothing reads."""
+    kept = np.ones((2, 24), bool)
+    kept[1, 19:] = False
+    reference = write(tmp_path / "a", padded(keep=keep))
+    same = tt.compare(reference, write(tmp_path / "b", padded(0.5, mask=kept, keep=keep)))
+    assert same.verdict == "match" and same.first is None, same.sentence
+    if keep:
+        assert any("padding alone in the candidate" in note for note in same.notes), same.notes
+        kept[0, 23] = False
+        other = tt.compare(reference, write(tmp_path / "c", padded(mask=kept)))
+        assert other.first is not None and other.first.key.path == "mask", other.sentence
+
+
+def test_positions_that_a_mask_hides_do_not_cover_a_later_mistake(tmp_path: Path) -> None:
+    kept = np.ones((2, 24), bool)
+    kept[1, 19:] = False
+    reference = write(tmp_path / "a", padded())
+    result = tt.compare(reference, write(tmp_path / "b", padded(0.5, off_later=0.01, mask=kept)))
+    assert result.first is not None and result.first.module == "block.mlp", result.sentence
+
+
+def test_positions_are_found_on_the_axes_of_batch_and_sequence() -> None:
+    hidden = HiddenPositions()
+    positions = np.zeros((2, 5), bool)
+    positions[1, 3:] = True
+    hidden.add(positions)
+    for shape, spot in (
+        ((2, 5, 4), (1, 4, 0)),
+        ((2, 3, 5, 4), (1, 2, 4, 0)),
+        ((5, 2, 4), (4, 1, 0)),
+        ((10, 4), (9, 0)),
+    ):
+        ours = np.ones(shape, np.float32)
+        theirs = ours.copy()
+        theirs[spot] += 1
+        measured = hidden.measure_shown(ours, theirs)
+        assert measured is not None and measured.difference.rel_l2 == 0, shape
+        theirs[(0,) * len(shape)] += 1
+        assert hidden.measure_shown(ours, theirs).difference.rel_l2 > 0, shape  # type: ignore[union-attr]
+    assert hidden.measure_shown(np.ones((7, 4), np.float32), np.ones((7, 4), np.float32)) is None

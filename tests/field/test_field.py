@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 TRIED = ("llama", "gpt2", "mixtral", "resnet")  # they build without torchvision
 NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit", "mnasnet")
 NAMED_AT_LEAST = 0.95
+CHEAP = ("gemm", "attention", "unpadded attention")
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +61,22 @@ def test_mistakes_are_named_exactly_beside_another_attention(bench: Bench) -> No
 HELD = {
     "ernie_moe": ("lr-too-large",),  # code with several weights, and an output that is used inside
     "lfm2": ("normed-twice", "decay-left-out"),  # an extra call; the weight of a module that is never called
+    "olmo": ("not-clipped",),  # few elements of all positions differ, as many as padding has
+    "glm": ("gate-and-up-swapped",),  # positions that see nothing differ in every layer
+    "m2m": ("encoder-detached",),  # one of several users of an output sends nothing back
     "olmo3": ("normed-by-head",),  # the share of differing elements shows that it is not only at hidden positions
 }
 
 
 def test_mistakes_are_named_exactly_beside_another_attention_in_isolation(bench: Bench) -> None:
     tried = [mistake for mistake in MISTAKES if mistake.name in HELD.get(mistake.family, ())]
-    assert len(tried) == 4
+    assert len(tried) == 7
     outcomes = [bench.judged(mistake, "attention", "isolated") for mistake in tried]
     assert not (said := failures(outcomes, "exact")), said
 
 
 def test_right_runs_do_not_alarm(bench: Bench) -> None:
-    tried = [
-        pair for pair in RIGHT if pair.family in TRIED and pair.setting in ("gemm", "attention") and pair.steps < 10
-    ]
+    tried = [pair for pair in RIGHT if pair.family in TRIED and pair.setting in CHEAP and pair.steps < 10]
     outcomes = [pair.judged(bench, "summary") for pair in tried]
     assert not (said := failures(outcomes, "right")), said
 
@@ -82,10 +84,10 @@ def test_right_runs_do_not_alarm(bench: Bench) -> None:
 # --- the zoo itself ---------------------------------------------------------------------------------------------------
 
 
-def test_the_zoo_is_large_and_a_third_of_it_is_held_out() -> None:
+def test_the_zoo_is_large_and_a_part_of_it_is_held_out() -> None:
     assert len({(mistake.family, mistake.name) for mistake in MISTAKES}) == len(MISTAKES) >= 150
     assert len({(pair.family, pair.name) for pair in RIGHT}) == len(RIGHT) >= 150
-    assert 0.3 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.5
+    assert 0.15 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.5
 
 
 def test_places_exist_and_both_sides_start_alike_unless_the_mistake_is_in_the_state() -> None:

@@ -30,7 +30,7 @@ from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
-from tensortap.compare.measure.hidden import UNREAD_POSITIONS, HiddenPositions
+from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
     MaskDifference,
@@ -297,9 +297,8 @@ def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances
         off = float(measures.rel_l2[pair])
         if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not (known := hidden.get(scope(pair))):
             continue
-        if shown := known.measure_shown(left.array(row), right.array(partner), off, *tolerances):
-            measures.take(pair, shown)
-            measures.limits[pair] = UNREAD_POSITIONS
+        if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
+            measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)
 
 
 def _remeasure_edges(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
@@ -381,6 +380,7 @@ def pairs_of(matched: Matched) -> Pairs:
         base=rounding,
         limits=measures.limits,
         masks=measures.masks,
+        shown=measures.shown,
         kink_of=kinks_between(left, right, alignment),
         step_noise_of=step_noise_between(left, right, alignment),
         is_set_differently=matched.is_set_differently,

@@ -230,7 +230,7 @@ class Check(Observer):
                 comparator.run,
                 comparator.measured,
                 comparator.masks,
-                comparator.limits,
+                comparator.shown,
                 comparator.kinks,
                 comparator.choices,
                 isolation,

@@ -15,7 +15,7 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.measure.hidden import UNREAD_POSITIONS, HiddenPositions
+from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
 from tensortap.compare.measure.masks import MaskDifference, mask_difference, padding_difference, without_edges
 from tensortap.core import dtypes
@@ -49,8 +49,8 @@ class Comparator:
         """Row → difference from the reference, if it was measured element by element."""
         self.masks: dict[int, MaskDifference] = {}
         """Row → difference of a mask from the reference's, which may have another convention."""
-        self.limits: dict[int, str] = {}
-        """Row → why a difference does not show all of it."""
+        self.shown: dict[int, bool] = {}
+        """Rows measured without the positions that a mask hides → whether these are what makes them differ."""
         self.kinks: dict[int, CrossedKink] = {}
         """Row → how a gradient differs without the elements that crossed a kink."""
         self.choices = LiveChoices()
@@ -188,6 +188,8 @@ class Comparator:
         names = (dtypes.name_of(each.dtype) for each in (values, array))
         if not hidden or key.phase != "forward" or off <= Policy.base(*names):
             return measure
-        if shown := hidden.measure_shown(values, array, off, *self._tolerances):
-            self.limits[row] = UNREAD_POSITIONS
-        return shown or measure
+        shown = hidden.measure_shown(values, array, *self._tolerances)
+        if shown is None:
+            return measure
+        self.shown[row] = not off <= EXPLAINS * shown.difference.rel_l2
+        return shown

@@ -53,7 +53,7 @@ def conclude_live(
     candidate: Run,
     measured: Mapping[int, PairMeasure],
     masks: Mapping[int, MaskDifference],
-    limits: Mapping[int, str],
+    shown: Mapping[int, bool],
     kinks: Mapping[int, CrossedKink],
     choices: LiveChoices,
     isolation: Isolation | None,
@@ -75,12 +75,12 @@ def conclude_live(
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
     for pair, row in enumerate(rows):
-        if row in measured:
+        if row in shown:
+            measures.take_shown(pair, measured[row], shown[row])
+        elif row in measured:
             measures.take(pair, measured[row])
         if row in masks:
             measures.take_mask(pair, masks[row])
-        if row in limits:
-            measures.limits[pair] = limits[row]
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)

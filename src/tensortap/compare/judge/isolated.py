@@ -67,7 +67,8 @@ class _Attributor:
         if caller is None:
             return Attribution(outermost.module, None, from_outside=True)
         # A user of the output whose own gradient was not replaced may have sent the wrong one just as well.
-        unforced = [user for user in users if not any(self.forced[r] for r in user.of("grad_input"))]
+        sending = [user for user in users if user.of("grad_output", "grad_input")]
+        unforced = [user for user in sending if not any(self.forced[r] for r in user.of("grad_input"))]
         if any(user in unforced for user in self.structure.users(row, call)):
             return attribute(row, self.structure, self.judgement)
         return Attribution(caller, True)

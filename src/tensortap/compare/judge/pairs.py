@@ -57,6 +57,8 @@ class Pairs:
     """Pairs about which too little is known to call them right, and why. Their error is a lower bound, or NaN."""
     masks: Mapping[int, MaskDifference] = field(default_factory=dict)
     """Pairs that were compared by what they hide: they are right only if that is the same."""
+    shown: Collection[int] = ()
+    """Pairs that were measured without the positions that a mask hides."""
     kink_of: Callable[[int], CrossedKink | None] = lambda pair: None
     """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
     choices: ChoiceSource | None = None

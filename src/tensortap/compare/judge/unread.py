@@ -113,7 +113,7 @@ def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
 
     An isolated check knows them. There, gradients of other modules say nothing: they come from the reference.
     """
-    if row is None:
+    if row is None or row in pairs.shown:
         return False
     share = float(pairs.mismatched[row])
     if share != share:

@@ -16,13 +16,15 @@ import numpy.typing as npt
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 
-__all__ = ["UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
+__all__ = ["EXPLAINS", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.bool_]
 """By batch and position: whether a mask hides it. A batch of one stands for all."""
 
-UNREAD_POSITIONS = "it differs at positions that a mask hides, which nothing reads; all others were compared"
+EXPLAINS = 2.0
+"""Times that a pair is further off with hidden positions, from which on they are what makes it differ."""
+UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
 
 
 def blind_positions(hidden: Array) -> Positions | None:
@@ -54,21 +56,16 @@ class HiddenPositions:
         return bool(self._known)
 
     def measure_shown(
-        self, ours: Array, theirs: Array, off: float, rtol: float | None = None, atol: float | None = None
+        self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
     ) -> PairMeasure | None:
-        """Measure a pair without the hidden positions; None if it does not have these axes, or if hidden positions are
-        not what makes it `off` by so much."""
+        """Measure a pair without the hidden positions; None if it does not have their axes."""
         for positions in self._known.values():
             where = _along(positions, ours.shape)
             if where is not None:
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
-                return None if off <= 2 * shown.difference.rel_l2 else _not_equal(shown)
+                return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
-
-
-def _not_equal(shown: PairMeasure) -> PairMeasure:
-    return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
 
 
 def _along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:

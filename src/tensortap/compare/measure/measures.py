@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
+from tensortap.compare.measure.hidden import UNREAD_POSITIONS
 from tensortap.compare.measure.masks import MaskDifference
 from tensortap.core.records import Difference
 from tensortap.kernels.pairs.reference import PairMeasure
@@ -59,6 +60,8 @@ class Measures:
     masks: dict[int, MaskDifference] = field(default_factory=dict)
     """Pairs of masks that were compared by what they hide."""
 
+    shown: set[int] = field(default_factory=set)
+    """Pairs that were measured without the positions that a mask hides."""
     withdrawn: set[int] = field(default_factory=set)
     """Pairs that are not of the same elements, so that nothing is known of their difference."""
 
@@ -112,6 +115,14 @@ class Measures:
         self.exact[pair] = found.exact
         self.rel_l2_bar[pair] = 0.0 if found.exact else 0.1 * found.error
         self.replace(pair, found.as_difference())
+
+    def take_shown(self, pair: int, measure: PairMeasure, explained: bool) -> None:
+        """Store a measurement without positions that a mask hides. `explained`: these are what makes the pair differ,
+        so that it is not known to be right."""
+        self.take(pair, measure)
+        self.shown.add(pair)
+        if explained:
+            self.limits[pair] = UNREAD_POSITIONS
 
     def replace(self, pair: int, found: Difference) -> None:
         """Replace the difference of a pair; the numbers of each side stay."""

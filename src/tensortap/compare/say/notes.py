@@ -15,6 +15,7 @@ from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, R
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
+from tensortap.compare.measure.hidden import UNREAD_POSITIONS
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.loop import loop_notes
@@ -149,7 +150,7 @@ def _masks(matched: Matched) -> list[str]:
     side, rows = matched.reference, matched.alignment.reference
     alike: dict[tuple[str, str], list[int]] = {}
     for pair, mask in matched.measures.masks.items():
-        if not mask.differing and mask.words[0] != mask.words[1]:
+        if not mask.differing and mask.words[0] != mask.words[1] and pair not in matched.measures.limits:
             alike.setdefault(mask.words, []).append(pair)
     lines = []
     for (ours, theirs), pairs in alike.items():
@@ -162,11 +163,12 @@ def _masks(matched: Matched) -> list[str]:
 
 
 def _limits(matched: Matched, judgement: Judgement) -> list[str]:
-    """Return notes on why summaries did not suffice to judge pairs."""
+    """Return notes on why pairs could not be judged, most of them from their summaries."""
     limits = [(pair, why) for pair, why in matched.measures.limits.items() if why != OTHER_LAYOUT]
     reasons = Counter(why for pair, why in limits if judgement.status[pair] == "unjudged")
+    advice = '; capture with keep="tensors"'
     return [
-        f'{times:,} pair{"s" * (times > 1)} could not be judged: {why}; capture with keep="tensors"'
+        f"{times:,} pair{'s' * (times > 1)} could not be judged: {why}{advice * (why != UNREAD_POSITIONS)}"
         for why, times in reasons.items()
     ]
 
