@@ -34,10 +34,8 @@ def blind_positions(hidden: Array) -> Positions | None:
     """
     if hidden.ndim < 3:
         return None
-    found = hidden.all(-1)
-    while found.ndim > 2:
-        found = found.all(1)
-    return found
+    heads = tuple(range(1, hidden.ndim - 2))
+    return np.asarray(np.all(hidden, axis=(*heads, hidden.ndim - 1)), bool)
 
 
 class HiddenPositions:
@@ -70,14 +68,15 @@ class HiddenPositions:
 
 def _along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
     """Return the positions, to be broadcast to a shape whose axes of batch and sequence are where they usually are."""
-    batch, length = positions.shape
+    batch, length = int(positions.shape[0]), int(positions.shape[1])
     fits = [batch in (1, size) for size in shape]
     if len(shape) == 4 and fits[0] and shape[2] == length:
-        return positions[:, None, :, None]
+        return positions.reshape(batch, 1, length, 1)
     if len(shape) > 1 and fits[0] and shape[1] == length:
         return positions.reshape(batch, length, *(1,) * (len(shape) - 2))
     if len(shape) > 2 and shape[0] == length and fits[1]:
-        return positions.T.reshape(length, batch, *(1,) * (len(shape) - 2))
+        return np.transpose(positions).reshape(length, batch, *(1,) * (len(shape) - 2))
     if len(shape) > 1 and batch > 1 and shape[0] == batch * length:
-        return positions.reshape(-1, *(1,) * (len(shape) - 1))
+        flat: Positions = positions.reshape((batch * length, *(1,) * (len(shape) - 1)))
+        return flat
     return None
