@@ -272,3 +272,15 @@ def test_positions_are_found_on_the_axes_of_batch_and_sequence() -> None:
         theirs[(0,) * len(shape)] += 1
         assert hidden.measure_shown(ours, theirs).difference.rel_l2 > 0, shape  # type: ignore[union-attr]
     assert hidden.measure_shown(np.ones((7, 4), np.float32), np.ones((7, 4), np.float32)) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 24, 24), (1, 1, 24, 24), (24, 24)])
+def test_a_mask_that_is_broadcast_hides_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    future = np.broadcast_to(np.triu(np.ones((24, 24), bool), 1), (2, 1, 24, 24))
+    ours = CONVENTIONS["float32"](future)
+    theirs = np.broadcast_to(ours if len(shape) == 4 else ours[0, 0], shape) if shape[0] != 1 else ours[:1]
+    assert compared(tmp_path, ours, np.ascontiguousarray(theirs), True).verdict == "match"
+    other = np.array(theirs)
+    other[..., 5, 9] = 0
+    wrong = compared(tmp_path, ours, other, True)
+    assert wrong.first is not None and wrong.first.key.path == "mask", wrong.sentence

@@ -38,9 +38,9 @@ from tensortap.compare.measure.masks import (
     has_edges,
     mask_difference,
     mask_pairs,
-    padding_difference,
-    padding_pairs,
     pattern_differences,
+    reshaped_mask_difference,
+    reshaped_mask_pairs,
     without_edges,
 )
 from tensortap.compare.measure.measures import Measures, estimate, prepare
@@ -65,7 +65,7 @@ from tensortap.store import Run
 __all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
-_PADDING_ALONE = "a mask of padding alone against one of all pairs: summaries do not show whether they hide the same"
+_OTHER_SHAPE = "masks of two shapes, of which summaries do not show whether they hide the same"
 _TWO_SHAPES = "of one shape", "of another"
 
 
@@ -256,7 +256,7 @@ def measure_masks(
     measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]
 ) -> None:
     """Compare masks by what they hide: from their elements where both sides stored them, else from their sketches."""
-    of_two_shapes = padding_pairs(reference, candidate, alignment, np.flatnonzero(measures.reshaped))
+    of_two_shapes = reshaped_mask_pairs(reference, candidate, alignment, np.flatnonzero(measures.reshaped))
     known: dict[tuple[int, int], Any] = {}
     from_sketches = []
     for pair in (*mask_pairs(reference, candidate, alignment, pairs), *of_two_shapes):
@@ -264,14 +264,14 @@ def measure_masks(
         if reference.kept[left] and candidate.kept[right]:
             tensors = int(reference.tensor_id[left]), int(candidate.tensor_id[right])
             if tensors not in known:
-                compare = padding_difference if measures.reshaped[pair] else mask_difference
+                compare = reshaped_mask_difference if measures.reshaped[pair] else mask_difference
                 known[tensors] = compare(reference.array(left), candidate.array(right))
             if known[tensors] is not None:
                 measures.take_mask(pair, known[tensors])
         elif measures.reshaped[pair]:
             elements = int(reference.elements[left])
             measures.take_mask(pair, MaskDifference(0.0, elements, elements, False, words=_TWO_SHAPES))
-            measures.limits[pair] = _PADDING_ALONE
+            measures.limits[pair] = _OTHER_SHAPE
         else:
             from_sketches.append(pair)
     for pair, found in pattern_differences(reference, candidate, alignment, from_sketches).items():

@@ -17,7 +17,7 @@ from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
-from tensortap.compare.measure.masks import MaskDifference, mask_difference, padding_difference, without_edges
+from tensortap.compare.measure.masks import MaskDifference, mask_difference, reshaped_mask_difference, without_edges
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -103,7 +103,7 @@ class Comparator:
                 self.differs(row, key, array)
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         elif found is not None and found.location is not None and key.kind == "input":
-            self._take_mask(row, key, padding_difference(self._reference.values(found), array))
+            self._take_mask(row, key, reshaped_mask_difference(self._reference.values(found), array))
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, found

@@ -33,9 +33,9 @@ __all__ = [
     "mask_difference",
     "mask_of",
     "mask_pairs",
-    "padding_difference",
-    "padding_pairs",
     "pattern_differences",
+    "reshaped_mask_difference",
+    "reshaped_mask_pairs",
     "without_edges",
 ]
 
@@ -45,6 +45,7 @@ Codes = npt.NDArray[np.int8]
 NONE, OPEN, FLAGS, NUMBER, EDGE = range(5)
 """No mask; all zeros; 0 and 1 with 1 for what it lets through; 0 and one low number; 0 and the edge or -inf."""
 _WORDS = {OPEN: "all zeros", FLAGS: "0 and 1", NUMBER: "additive", EDGE: "additive"}
+_BROADCAST = "broadcast"
 _LOW = -50.0
 """A summand from which on nothing is left of an element after a softmax: its share is below any dtype's rounding."""
 _FORWARD = ("input", "output")
@@ -194,30 +195,45 @@ def mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
     return MaskDifference(differing, ours.size, passed, True, ambiguous, words, positions)
 
 
-def padding_difference(ours: Array, theirs: Array) -> MaskDifference | None:
-    """Compare a mask of keys alone with one of queries and keys: by the keys that no query sees.
+def reshaped_mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
+    """Compare two masks of different shapes by what they hide; None if they are not two such masks.
 
-    Kernels that leave padding out take the former, and are told of the future in another way. None if they are not
-    two such masks.
+    One may be broadcast to the other, as over heads. Or one is of keys alone: kernels that leave padding out take such
+    a mask, and are told of the future in another way.
     """
     left, right = mask_of(ours), mask_of(theirs)
-    if not is_padding(ours.shape, left, theirs.shape, right):
-        return None
+    found = None
+    if _is_padding(ours.shape, left, theirs.shape, right):
+        found = _padding_difference(ours, theirs, (left, right))
+    if (found is None or found.differing) and _is_broadcast(ours.shape, left, theirs.shape, right):
+        hidden = np.broadcast_arrays(_hidden(ours, left), _hidden(theirs, right))
+        differing, elements = int(np.count_nonzero(hidden[0] != hidden[1])), hidden[0].size
+        if found is None or not differing:
+            passed, words = elements - int(np.count_nonzero(hidden[0])), (_BROADCAST, _BROADCAST)
+            positions = blind_positions(hidden[0] & hidden[1])
+            if left != right or ours.dtype != theirs.dtype:
+                words = _names((left, right), ours.dtype, theirs.dtype)
+            found = MaskDifference(differing, elements, passed, True, words=words, positions=positions)
+    return found
+
+
+def _padding_difference(ours: Array, theirs: Array, conventions: tuple[int, int]) -> MaskDifference:
+    """Compare a mask of keys alone with one of queries and keys: by the keys that no query sees."""
     first = ours.ndim == 2
-    keys, paired, convention = (ours, theirs, right) if first else (theirs, ours, left)
+    keys, paired, convention = (ours, theirs, conventions[1]) if first else (theirs, ours, conventions[0])
     hidden = _hidden(paired, convention)
     padding, unseen = keys == 0, hidden.all(axis=tuple(range(1, paired.ndim - 1)))
     differing = int(np.count_nonzero(unseen != padding))
     positions = blind_positions(hidden)
     if positions is not None and paired.shape[-1] == paired.shape[-2]:
         positions = positions | padding
-    names = "padding alone", _WORDS[convention] if str(paired.dtype) != "bool" else "boolean"
+    names = "padding alone", "boolean" if str(paired.dtype) == "bool" else _WORDS[convention]
     words = names if first else names[::-1]
     passed = int(keys.size - np.count_nonzero(padding if first else unseen))
     return MaskDifference(differing, keys.size, passed, True, words=words, positions=positions)
 
 
-def is_padding(shape: tuple[int, ...], convention: int, other_shape: tuple[int, ...], other: int) -> bool:
+def _is_padding(shape: tuple[int, ...], convention: int, other_shape: tuple[int, ...], other: int) -> bool:
     """Whether one of two masks is of keys alone, and the other of queries and keys."""
     if len(shape) > len(other_shape):
         shape, convention, other_shape, other = other_shape, other, shape, convention
@@ -226,18 +242,29 @@ def is_padding(shape: tuple[int, ...], convention: int, other_shape: tuple[int, 
     return shape[-1] == other_shape[-1] and other_shape[0] in (1, shape[0])
 
 
-def padding_pairs(reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]) -> list[int]:
-    """Return those of these pairs, of two shapes each, that `padding_difference` can compare."""
+def _is_broadcast(shape: tuple[int, ...], convention: int, other_shape: tuple[int, ...], other: int) -> bool:
+    """Whether two masks of queries and keys differ in axes of size one, or in leading axes, alone."""
+    if NONE in (convention, other) or max(convention, other) == OPEN or min(len(shape), len(other_shape)) < 2:
+        return False
+    sizes = zip(reversed(shape), reversed(other_shape), strict=False)
+    return all(ours == theirs or 1 in (ours, theirs) for ours, theirs in sizes)
+
+
+def reshaped_mask_pairs(
+    reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]
+) -> list[int]:
+    """Return those of these pairs, of two shapes each, that `reshaped_mask_difference` can compare."""
     rows, partners = alignment.reference[pairs], alignment.candidate[pairs]
     inputs = reference.kind.among(("input",))[rows] if len(pairs) else np.empty(0, bool)
     if not inputs.any():
         return []
     left, right = conventions(reference), conventions(candidate)
-    return [
-        pair
-        for pair, ours, theirs in zip(*(each[inputs].tolist() for each in (pairs, rows, partners)), strict=True)
-        if is_padding(reference.shape(ours), int(left[ours]), candidate.shape(theirs), int(right[theirs]))
-    ]
+    found = []
+    for pair, ours, theirs in zip(*(each[inputs].tolist() for each in (pairs, rows, partners)), strict=True):
+        masks = reference.shape(ours), int(left[ours]), candidate.shape(theirs), int(right[theirs])
+        if _is_padding(*masks) or _is_broadcast(*masks):
+            found.append(pair)
+    return found
 
 
 def _hidden(array: Array, convention: int) -> Array:
