@@ -81,6 +81,13 @@ def test_right_runs_do_not_alarm(bench: Bench) -> None:
     assert not (said := failures(outcomes, "right")), said
 
 
+def test_right_runs_with_padding_before_the_text_do_not_alarm(bench: Bench) -> None:
+    """Tokens that see nothing differ, choose other experts, and are gathered in other places."""
+    tried = [pair for pair in RIGHT if (pair.family, pair.setting) == ("qwen3_moe", "attention")]
+    outcomes = [pair.judged(bench, "tensors") for pair in tried]
+    assert tried and not (said := failures(outcomes, "right")), said
+
+
 # --- the zoo itself ---------------------------------------------------------------------------------------------------
 
 

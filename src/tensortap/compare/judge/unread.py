@@ -18,6 +18,7 @@ from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.measure.hidden import UNREAD_POSITIONS
 from tensortap.core.records import WRONG_STATUSES, Finding
 
 __all__ = ["UNREAD", "UNREAD_PADDING", "UNREAD_ROUGHLY", "UnreadDifferences", "find_unread"]
@@ -76,20 +77,23 @@ def find_unread(
     if not where.any() or (where & (pairs.reshaped | pairs.nonfinite)).any():
         return UnreadDifferences()
     births = list(births)
-    if any(birth.key.kind not in _FORWARD for birth in births):
-        return UnreadDifferences()
     wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
     given = {structure.module[row] for row in alike}
+    follows = scopes <= _with_hidden_positions(pairs, structure)
     # Only what is made from a mask depends on its convention.
-    if scopes <= {structure.scope[row] for row in alike} and all(birth.module in given for birth in births):
+    if follows or (
+        scopes <= {structure.scope[row] for row in alike} and all(birth.module in given for birth in births)
+    ):
         why = UNREAD
     elif scopes <= _padded(pairs, structure) and not any(structure.is_at_start(row) for row in wrong):
         why = UNREAD_PADDING  # at the start, nothing has moved the embedding of padding
     else:
         return UnreadDifferences()
-    if not all(_only_hidden(birth.row, pairs, structure) for birth in births):
+    if any(birth.row in pairs.shown for birth in births):
+        return UnreadDifferences()  # it differs at other positions as well
+    if not follows and not all(_only_hidden(birth.row, pairs, structure) for birth in births):
         return UnreadDifferences()
     gradients = [row for row, kind in enumerate(structure.kind) if kind == "param_grad"]
     if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
@@ -113,7 +117,7 @@ def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
 
     An isolated check knows them. There, gradients of other modules say nothing: they come from the reference.
     """
-    if row is None or row in pairs.shown:
+    if row is None:
         return False
     share = float(pairs.mismatched[row])
     if share != share:
@@ -126,6 +130,14 @@ def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
     ]
     shown = min(masks, default=_LEAST_SHOWN)
     return share <= 1 - shown + _ROUNDED_APART * shown
+
+
+def _with_hidden_positions(pairs: Pairs, structure: Structure) -> set[tuple[int, int, int]]:
+    """Return the forward passes of a free run in which something differs at hidden positions alone: what is made from
+    it may have other axes, as the tokens of an expert."""
+    if pairs.isolated is not None:
+        return set()
+    return {structure.scope[row] for row, why in pairs.limits.items() if why == UNREAD_POSITIONS}
 
 
 def _padded(pairs: Pairs, structure: Structure) -> set[tuple[int, int, int]]:
