@@ -79,6 +79,8 @@ def find_unread(
     births = list(births)
     wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
+    if not scopes:
+        return UnreadDifferences()
     alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
     given = {structure.module[row] for row in alike}
     follows = scopes <= _with_hidden_positions(pairs, structure)
