@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.compare.align.side import Side
 from tensortap.compare.matching import Matched
 from tensortap.core.records import Key
 
@@ -36,12 +35,14 @@ class DetachedKeys:
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, Key) or key.kind not in self.lists:
             return False
-        module, name = self._modules.get(key.module), self.lists[key.kind]
-        step = self._steps.get(key.step, key.step)
-        if module is None or key.path not in _paths(self.matched.candidate, step, module, name):
-            return False
-        # A fact is about all calls of a module. Those that the reference's model has as well cut nothing off.
-        return key.path not in _paths(self.matched.reference, key.step, key.module, name)
+        module = self._modules.get(key.module)
+        return module is not None and key.path in self._paths(key.step, module, self.lists[key.kind])
+
+    def _paths(self, step: int, module: str, name: str) -> set[Any]:
+        theirs = self._steps.get(step, step)
+        run = self.matched.candidate.run
+        facts = [run.loop(rank).value("detached", theirs, module) for rank in self.matched.candidate.ranks]
+        return {path for fact in facts if fact is not None for path in _strings(fact.get(name))}
 
     @cached_property
     def _modules(self) -> dict[str, str]:
@@ -56,12 +57,6 @@ class DetachedKeys:
         left, right, alignment = self.matched.reference, self.matched.candidate, self.matched.alignment
         columns = left.step[alignment.reference].tolist(), right.step[alignment.candidate].tolist()
         return dict(zip(*columns, strict=True))
-
-
-def _paths(side: Side, step: int, module: str, name: str) -> set[str]:
-    """Return the paths that a list of a module's fact has, on any rank of a side."""
-    facts = [side.run.loop(rank).value("detached", step, module) for rank in side.ranks]
-    return {path for fact in facts if fact is not None for path in _strings(fact.get(name))}
 
 
 def _strings(value: Any) -> list[str]:

@@ -405,16 +405,16 @@ class _Judge:
 
     def _calls_that_lack_a_gradient(self, row: int) -> list[Spot]:
         """Return the calls whose backward made a gradient without one that the reference has: at an output; or, of
-        those that a flowing gradient came from, at an input."""
+        the calls inside a container, at an input."""
         kind = self.structure.kind[row]
         if kind not in GRADIENT_KINDS or not (self.calls_without_gradient or self.calls_that_send_none):
             return []
         made_in = self.structure.made_in(row)
         found = [call.spot for call in made_in if call.spot in self.calls_without_gradient]
-        if kind in _FLOWING_GRADIENTS:
+        if kind == "grad_input":
             own = self.structure.call_of(row)
-            senders = [call.spot for call in made_in if call is not own]
-            found += [spot for spot in senders if spot in self.calls_that_send_none]
+            inside = [call.spot for call in made_in if call is not own]
+            found += [spot for spot in inside if spot in self.calls_that_send_none]
         return found
 
     def _follows_something_wrong(self, row: int) -> bool:
