@@ -1,23 +1,33 @@
-"""Checks taps inside compiled graphs on many models: python benchmarks/compiled.py [--backend aot_eager] [MODEL ...]
+"""Checks taps inside compiled graphs on many models.
+
+    python benchmarks/compiled.py --backend inductor --known inductor.jsonl
+    python benchmarks/compiled.py --backend aot_eager decoder LlamaForCausalLM
+    python benchmarks/compiled.py --mistakes 1 --known mistakes.jsonl
 
 For each model, compiled whole and layer by layer, with and without activation checkpointing: whether a run with
-`compiled="inside"` has the identities of the eager run, each once; whether the graph was broken; and whether the tapped
-training gives the same bits as the untapped one. With --mistakes N, whether comparisons of compiled runs name the same
-module as comparisons of eager runs, for every N-th planted mistake of tests/mistakes.
+`compiled="inside"` has the identities of the eager run, each once; how many graph breaks the tap adds; and whether
+the tapped training gives the same bits as the untapped one. With --mistakes N, whether comparisons of compiled runs
+name the same module as comparisons of eager runs, for every N-th planted mistake of tests/mistakes. With --known, a
+run that was interrupted goes on where it ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -29,9 +39,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from mistakes.models import MODELS
 from mistakes.running import train_under, training_of
-from mistakes.zoo import MISTAKES
+from mistakes.zoo import MISTAKES, Mistake
 
-from support.compiling import compile_layers, compile_whole, differences, train, untapped_gradients
+from support.compiling import (
+    checkpoint_layers,
+    compile_layers,
+    compile_whole,
+    differences,
+    graph_breaks,
+    graphs,
+    train,
+    untapped_gradients,
+)
 
 WORDS, LENGTH = 64, 16
 
@@ -94,17 +113,28 @@ def transformers_cases() -> Iterator[Case]:
     yield Case("ViTForImageClassification", lambda: hf.ViTForImageClassification(vit), vision)
 
 
-def built(case: Case, checkpointed: bool, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    model = case.build().to(dtype)
-    model.train()
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
+@dataclass(frozen=True)
+class Setting:
+    """How a model is compiled and checked."""
 
+    how: str
+    checkpointed: bool
+    backend: str
+    dtype: str
+    options: tuple[tuple[str, Any], ...] = ()
 
-def compiled(model: nn.Module, how: str, backend: str) -> Any:
-    return (compile_whole if how == "whole" else compile_layers)(model, backend=backend)
+    def build(self, case: Case) -> nn.Module:
+        torch.manual_seed(0)
+        model = case.build().to(getattr(torch, self.dtype))
+        if self.checkpointed and hasattr(model, "gradient_checkpointing_enable"):
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        elif self.checkpointed:
+            checkpoint_layers(model)
+        return model
+
+    def compile(self, case: Case) -> Any:
+        compiling = compile_whole if self.how == "whole" else compile_layers
+        return compiling(self.build(case), backend=self.backend, **dict(self.options))
 
 
 def seeded(step: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
@@ -115,60 +145,153 @@ def seeded(step: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]
     return run
 
 
-def check(case: Case, how: str, checkpointed: bool, backend: str, dtype: torch.dtype) -> str:
-    """Return one line about a model."""
-    step, started = seeded(case.step), time.perf_counter()
-    torch._dynamo.reset()
-    eager = train(built(case, checkpointed, dtype), step)
-    emulated = {"emulate_casts": True} if backend == "inductor" else {}
+def check(case: Case, setting: Setting) -> dict[str, Any]:
+    """Return what taps inside a model see and change."""
+    step, started = seeded(case.step), time.process_time()
+    emulated = {"emulate_casts": True} if setting.backend == "inductor" else {}
+    fresh_compiler()
     with torch._inductor.config.patch(emulate_precision_casts=bool(emulated)):
-        plain = untapped_gradients(compiled(built(case, checkpointed, dtype), how, backend), step)
+        plain = untapped_gradients(setting.compile(case), step)
+    breaks = graph_breaks()
+    fresh_compiler()
+    model = setting.compile(case)
+    inside = train(model, step, steps=1, compiled="inside", **emulated)
+    added, graphs_made = graph_breaks() - breaks, graphs()
+    tapped = [p.grad for p in model.parameters() if p.grad is not None]
+    eager = train(setting.build(case), step, steps=1)
+    found = differences(eager, inside)
+    return {
+        "records": len(list(eager.run)),
+        "missing": found["missing"],
+        "extra": found["extra"],
+        "breaks": breaks,
+        "added breaks": added,
+        "graphs": graphs_made,
+        "unequal": unequal(plain[1:], tapped),
+        "other bits": len(found["other"]),
+        "seconds": time.process_time() - started,
+    }
+
+
+def fresh_compiler() -> None:
     torch._dynamo.reset()
     counters.clear()
-    model = compiled(built(case, checkpointed, dtype), how, backend)
-    inside = train(model, step, steps=1, compiled="inside", **emulated)
-    breaks, graphs = sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
-    tapped = [p.grad for p in model.parameters() if p.grad is not None]
-    equal = len(plain) - 1 == len(tapped) and all(map(torch.equal, plain[1:], tapped))
-    eager = train(built(case, checkpointed, dtype), step, steps=1)
-    found = differences(eager, inside)
-    words = (
-        f"{len(found['missing'])} missing, {len(found['extra'])} extra" if found["missing"] or found["extra"] else ""
-    )
+
+
+def unequal(plain: list[torch.Tensor], tapped: list[torch.Tensor]) -> float | None:
+    """Return the greatest relative difference of gradients; None if they are equal bit for bit."""
+    if len(plain) != len(tapped):
+        return float("inf")
+    if all(map(torch.equal, plain, tapped)):
+        return None
+    return max(float((a - b).norm() / a.norm()) for a, b in zip(plain, tapped, strict=True))
+
+
+def line_of(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"FAILED: {found['error']}"
+    here = "all there, each once"
+    if found["missing"] or found["extra"]:
+        here = f"{len(found['missing'])} MISSING, {len(found['extra'])} EXTRA"
+    same = "tapped = untapped" if found["unequal"] is None else f"TAPPED DIFFERS {found['unequal']:.1e}"
     return (
-        f"{case.name:26} {how:7} {'checkpointed' if checkpointed else '':13} {len(list(eager.run)):5} records "
-        f"{words or 'all there, each once':26} {breaks} breaks {graphs} graphs  "
-        f"{'tapped = untapped' if equal else 'TAPPED DIFFERS':18} {time.perf_counter() - started:5.1f} s"
+        f"{found['records']:5} records {here:21} +{found['added breaks']} breaks {found['graphs']:3} graphs  "
+        f"{same:24} {found['seconds']:6.1f} s CPU"
     )
 
 
-def check_mistakes(names: list[str], backend: str, every: int) -> None:
-    """Print the planted mistakes that comparisons of compiled runs name, and those that eager runs name."""
-    named = {"eager": 0, "inside": 0}
-    references: dict[Any, Any] = {}
-    chosen = [mistake for mistake in MISTAKES if not names or mistake.model in names][::every]
-    for mistake in chosen:
-        found = {}
-        for how in named:
+def check_all(chosen: list[Case], settings: list[Setting], known: Outcomes) -> None:
+    """Print one line for each case that is not known yet."""
+    spots = [(case, setting) for case in chosen for setting in settings]
+    with progress(len(spots)) as advance:
+        for case, setting in spots:
+            name = f"{case.name:26} {setting.how:7}{'checkpointed' if setting.checkpointed else '':13}"
+            name += f"{setting.backend:10}{setting.dtype:9}{dict(setting.options) or ''}"
+            if (found := known.get(name)) is None:
+                try:
+                    found = check(case, setting)
+                except Exception as error:  # the others are still tried
+                    found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+                known.add(name, found)
+            advance(f"{name} {line_of(found)}")
 
-            def run(training: Any, how: str = how, kinds: Any = mistake.kinds) -> Any:
-                torch._dynamo.reset()
-                training.compiled = backend if how == "inside" else None
-                options = {"keep": "tensors", "kinds": kinds, "on_error": "raise"}
-                where = "inside" if how == "inside" else "boundary"
-                return train_under(training, lambda model: tt.capture(model, None, compiled=where, **options)).run
 
-            if (spot := (mistake.model, how, mistake.kinds)) not in references:
-                references[spot] = run(training_of(mistake.model))
+class Outcomes:
+    """What is known of each case, also from an earlier run that was interrupted."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self._known = dict(map(json.loads, lines))
+
+    def get(self, name: str) -> Any:
+        return self._known.get(name)
+
+    def add(self, name: str, found: Any) -> None:
+        self._known[name] = found
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps([name, found]) + "\n")
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, and a line for each case on any output."""
+    console = Console(soft_wrap=True, highlight=False)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("cases", total=total)
+
+        def advance(line: str) -> None:
+            console.print(line, markup=False)
+            bar.advance(task)
+
+        yield advance
+
+
+class Mistakes:
+    """Compares runs with planted mistakes, eager and inside."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._references: dict[Any, Any] = {}
+
+    def check(self, mistake: Mistake) -> dict[str, Any]:
+        """Return which module comparisons of eager and of compiled runs name, and whether that is right."""
+        found: dict[str, Any] = {}
+        for how in ("eager", "inside"):
+            spot = mistake.model, how, mistake.kinds
+            if spot not in self._references:
+                self._references[spot] = self._run(training_of(mistake.model), how, mistake.kinds)
             wrong = training_of(mistake.model)
             mistake.apply(wrong)
-            result = tt.compare(references[spot], run(wrong))
+            result = tt.compare(self._references[spot], self._run(wrong, how, mistake.kinds))
             first = None if result.first is None else result.first.module
-            found[how] = "nothing" if first is None else display_name(first)
-            named[how] += result.verdict == "diverged" and first in mistake.places
-        same = "" if len(set(found.values())) == 1 else "  OTHER"
-        print(f"{mistake.name:40} eager {found['eager']:26} inside {found['inside']:26}{same}", flush=True)
-    print(f"of {len(chosen)} mistakes, eager runs name {named['eager']}, runs inside {named['inside']}")
+            right = result.verdict == "diverged" and first in mistake.places
+            found[how] = ["nothing" if first is None else display_name(first), right]
+        return found
+
+    def _run(self, training: Any, how: str, kinds: tuple[str, ...]) -> Any:
+        torch._dynamo.reset()
+        training.compiled = self._backend if how == "inside" else None
+        options = {"keep": "tensors", "kinds": kinds, "on_error": "raise"}
+        where = "inside" if how == "inside" else "boundary"
+        return train_under(training, lambda model: tt.capture(model, None, compiled=where, **options)).run
+
+
+def check_mistakes(names: list[str], backend: str, every: int, known: Outcomes) -> None:
+    """Print the planted mistakes that comparisons of compiled runs name, and those that eager runs name."""
+    chosen = [mistake for mistake in MISTAKES if not names or mistake.model in names][::every]
+    checking, right = Mistakes(backend), {"eager": 0, "inside": 0}
+    with progress(len(chosen)) as advance:
+        for mistake in chosen:
+            name = f"{mistake.model} {mistake.name} {backend}"
+            if (found := known.get(name)) is None:
+                known.add(name, found := checking.check(mistake))
+            for how, (_, is_right) in found.items():
+                right[how] += is_right
+            (eager, _), (inside, _) = found["eager"], found["inside"]
+            advance(f"{name:60} eager {eager:26} inside {inside:26}{'' if eager == inside else '  OTHER'}")
+    print(f"of {len(chosen)} mistakes, eager runs name {right['eager']}, runs inside {right['inside']}")
 
 
 def cases(names: list[str]) -> Iterator[Case]:
@@ -178,22 +301,29 @@ def cases(names: list[str]) -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--mode", help="mode of torch.compile")
+    parser.add_argument("--dynamic", action="store_true", help="compile for any size")
     parser.add_argument("--mistakes", type=int, metavar="N", help="try every N-th planted mistake instead")
+    parser.add_argument("--known", type=Path, metavar="FILE", help="append outcomes here, and skip those it has")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch._logging.set_logs(all=logging.ERROR)
+    known = Outcomes(options.known)
     if options.mistakes:
-        check_mistakes(options.models, options.backend, options.mistakes)
+        check_mistakes(options.models, options.backend, options.mistakes, known)
         return
-    for case in cases(options.models):
-        for how in ("whole", "layers"):
-            if how == "layers" and not any(isinstance(each, nn.ModuleList) for each in case.build().modules()):
-                continue
-            for checkpointed in (False, True) if hasattr(case.build(), "gradient_checkpointing_enable") else (False,):
-                print(check(case, how, checkpointed, options.backend, getattr(torch, options.dtype)), flush=True)
+    further = {"mode": options.mode, "dynamic": options.dynamic or None}
+    given = tuple((name, value) for name, value in further.items() if value is not None)
+    settings = [
+        Setting(how, checkpointed, options.backend, options.dtype, given)
+        for how in ("whole", "layers")
+        for checkpointed in (False, True)
+    ]
+    check_all(list(cases(options.models)), settings, known)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from support.tapping import everything
@@ -21,13 +23,36 @@ def compile_whole(model: nn.Module, **options: Any) -> Any:
     return torch.compile(model, **options)
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a model has in lists, or else the blocks that it has in sequences."""
+    listed = [layer for parent in model.modules() if isinstance(parent, nn.ModuleList) for layer in parent]
+    sequences = [parent for parent in model.modules() if isinstance(parent, nn.Sequential)]
+    return listed or [block for parent in sequences for block in parent if any(True for _ in block.children())]
+
+
 def compile_layers(model: nn.Module, **options: Any) -> nn.Module:
-    """Compile every module of a list of modules by itself, in place."""
-    for parent in model.modules():
-        if isinstance(parent, nn.ModuleList):
-            for layer in parent:
-                layer.compile(**options)
+    """Compile every layer of a model by itself, in place."""
+    for layer in layers_of(model):
+        layer.compile(**options)
     return model
+
+
+def checkpoint_layers(model: nn.Module) -> nn.Module:
+    """Let every call of an outermost layer be recomputed in backward, as transformers' layers do it."""
+    layers = layers_of(model)
+    inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    for layer in layers:
+        if id(layer) not in inner:
+            layer.__class__ = _checkpointed(type(layer))
+    return model
+
+
+@cache
+def _checkpointed(layer: type) -> type:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(layer.__call__, self, **kwargs), *args, use_reentrant=False)
+
+    return type(layer.__name__, (layer,), {"__call__": call, "__module__": layer.__module__})
 
 
 def train(model: Any, step: Step, steps: int = 2, micros: int = 1, **options: Any) -> Any:
