@@ -93,6 +93,8 @@ class Operator:
     """Whether it changed one of its inputs in place."""
     moves: bool = False
     """Whether it only moves or renames elements: views, copies, casts."""
+    is_function: bool = False
+    """Whether it is an autograd Function of a user, whose backward is code of its own."""
     part_of: int | None = None
     """Number of the fused operator that this one is a part of; None for an operator that ran."""
     call: Any = None

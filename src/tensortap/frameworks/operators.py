@@ -77,9 +77,12 @@ class OperatorTracer(Protocol):
         """Return a gradient for each output: the given one, else 1 for a scalar and fixed random values for others."""
 
     def input_gradients(
-        self, outputs: Sequence[Any], gradients: Sequence[Any], leaves: Sequence[Any]
+        self, outputs: Sequence[Any], gradients: Sequence[Any], leaves: Sequence[Any], retain: bool = False
     ) -> list[Any | None]:
-        """Run backward and return the gradient of each leaf, without an effect on the leaves."""
+        """Run backward and return the gradient of each leaf, without an effect on the leaves.
+
+        retain: keep what a further backward needs.
+        """
 
     def expand(self, trace: OperatorTrace, operator: Operator) -> Sequence[Sequence[Operator]]:
         """Append the parts of a fused operator to its trace; return them for each way to compute it."""

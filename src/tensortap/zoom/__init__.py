@@ -1,7 +1,7 @@
 """Zooms into a module: runs two implementations on the same inputs and names the line where they part.
 
 zooming.py    zoom_modules: traces both modules and decides
-tracing.py    trace_call: the operators of one call, forward and backward
+tracing.py    TracedCall: the operators of one call, forward and backward
 matching.py   the values that two traces have in common
 finding.py    OperatorFinding: the first operator that differs, and how
 rows.py       all operators of both sides, aligned

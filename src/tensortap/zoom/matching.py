@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ _ABSOLUTE = 1e-30
 _LOOSE = 1e-5
 """Relative difference up to which samples call for a look at all elements."""
 _MEDIAN_OF = 4096
+_PART = 1 << 15
 _HUGE = 1e4
 """Elements that are as many times larger than the median belong to a mask."""
 _SUMS = ("sum", "mean", "native_layer_norm_backward", "mm", "bmm", "addmm", "embedding_dense_backward")
@@ -47,6 +48,9 @@ class _Print:
     """Infinite and NaN are 0."""
     place: tuple[Any, ...]
     """Two values with the same place are the same elements in the same order."""
+    memory: tuple[Any, ...]
+    """The same for the order of elements in memory; empty if there are gaps between them."""
+    strides: tuple[Any, ...]
 
 
 class Values:
@@ -59,12 +63,14 @@ class Values:
         self._norms: dict[int, float] = {}
         self._distances: dict[tuple[Any, ...], float] = {}
 
-    def array(self, number: int, in_memory_order: bool = False) -> npt.NDArray[Any]:
+    def forget(self) -> None:
+        """Forget what was known by address, after an operator has written in place."""
+        self._prints.clear()
+        self._distances.clear()
+
+    def _flat(self, number: int, in_memory_order: bool) -> npt.NDArray[Any]:
         found = self._host(self.trace.values[number].tensor)
-        values = found.ravel("K") if in_memory_order else found.reshape(-1)  # the latter copies what is transposed
-        if values.dtype.kind == "c":
-            return values.view(values.real.dtype).astype(np.float64)
-        return values if values.dtype.kind in "iub" else values.astype(np.float64)
+        return found.ravel("K") if in_memory_order else found.reshape(-1)  # the latter copies what is transposed
 
     def print_of(self, number: int) -> _Print:
         if number not in self._prints:
@@ -72,35 +78,51 @@ class Values:
             places = np.linspace(0, max(values.size - 1, 0), min(values.size, _SAMPLES)).astype(np.int64)
             picked = values[np.unravel_index(places, values.shape)] if values.ndim else values.reshape(-1)
             samples = picked.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-            shared = (values.ctypes.data, values.size, str(values.dtype)) if values.flags.c_contiguous else (number,)
+            memory = (values.ctypes.data, values.size, str(values.dtype))
+            strides = () if values.flags.c_contiguous else (values.shape, values.strides)
+            dense = not strides or values.transpose(np.argsort(values.strides)[::-1]).flags.c_contiguous
             signed = np.abs(samples) * np.sign(samples.real)
-            self._prints[number] = _Print(np.nan_to_num(signed, nan=0.0, posinf=0.0, neginf=0.0), shared)
+            self._prints[number] = _Print(
+                np.nan_to_num(signed, nan=0.0, posinf=0.0, neginf=0.0),
+                (*memory, *strides),
+                memory if dense else (),
+                strides,
+            )
         return self._prints[number]
 
     def norm(self, number: int) -> float:
         """Return the L2 norm of the finite elements."""
         if number not in self._norms:
-            values = self.array(number, in_memory_order=True)
-            values = values.astype(np.float64) if values.dtype.kind in "iub" else values
-            norm = float(np.sqrt(np.dot(values, values)))
-            self._norms[number] = norm if np.isfinite(norm) else float(np.linalg.norm(values[np.isfinite(values)]))
+            values = _real(self._flat(number, in_memory_order=True))
+            norm = float(np.sqrt(sum(float(np.dot(part, part)) for part in _parts(values))))
+            if not np.isfinite(norm):
+                values = values.astype(np.float64)
+                norm = float(np.linalg.norm(values[np.isfinite(values)]))
+            self._norms[number] = norm
         return self._norms[number]
 
     def distance(self, number: int, other: Values, others: int) -> float:
         """Return the relative L2 distance of two values with the same number of elements; inf if one cannot say."""
-        pair = self.print_of(number).place, other.print_of(others).place
+        one, two = self.print_of(number), other.print_of(others)
+        # A transposed weight is read in many places: its elements are compared once, as they are in memory.
+        alike = bool(one.memory and two.memory and one.strides == two.strides)
+        pair = (one.memory, two.memory) if alike else (one.place, two.place)
         if pair not in self._distances:
-            self._distances[pair] = self._measure(number, other, others)
+            self._distances[pair] = self._measure(number, other, others, alike)
         return self._distances[pair]
 
-    def _measure(self, number: int, other: Values, others: int) -> float:
-        if self._has_same_bits(number, other, others):
-            return 0.0
-        ours, theirs = self.array(number), other.array(others)
+    def _measure(self, number: int, other: Values, others: int, in_memory_order: bool) -> float:
+        ours = self._flat(number, in_memory_order)
+        theirs = other._flat(others, in_memory_order)
         if ours.size != theirs.size:
             return float("inf")
+        if ours.dtype == theirs.dtype and np.array_equal(_bits(ours), _bits(theirs)):
+            return 0.0
+        ours, theirs = _real(ours), _real(theirs)
         if ours.dtype.kind in "iub" and theirs.dtype.kind in "iub":
             return 0.0 if np.array_equal(ours, theirs) else float("inf")
+        if (quick := _ordinary_distance(ours, theirs)) is not None:
+            return quick
         ours, theirs = ours.astype(np.float64, copy=False), theirs.astype(np.float64, copy=False)
         odd = ~np.isfinite(ours)
         if odd.any() or not np.isfinite(theirs).all():
@@ -108,13 +130,6 @@ class Values:
                 return float("inf")
             ours, theirs = ours[~odd], theirs[~odd]
         return _relative(ours, theirs)
-
-    def _has_same_bits(self, number: int, other: Values, others: int) -> bool:
-        """Whether two values have the same elements in memory, which is the quickest to see."""
-        one, two = self._host(self.trace.values[number].tensor), other._host(other.trace.values[others].tensor)
-        if one.dtype != two.dtype or one.size != two.size or not (one.flags.c_contiguous and two.flags.c_contiguous):
-            return False
-        return bool(np.array_equal(one.reshape(-1).view(np.uint8), two.reshape(-1).view(np.uint8)))
 
     def floor(self, number: int) -> float:
         """Return the size of what a value sums up, below which it is rounding.
@@ -203,11 +218,45 @@ def match_values(
     return found
 
 
+def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(values).view(np.uint64 if values.nbytes % 8 == 0 else np.uint8)
+
+
+def _real(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(values).view(values.real.dtype) if values.dtype.kind == "c" else values
+
+
+def _parts(values: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the elements in float64, as many at a time as a cache holds."""
+    for start in range(0, values.size, _PART):
+        yield values[start : start + _PART].astype(np.float64, copy=False)
+
+
+def _ordinary_distance(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float | None:
+    """Return the relative distance in one pass; None if some elements are not finite, or dwarf all others."""
+    apart = size = largest = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for one, two in zip(_parts(ours), _parts(theirs), strict=True):
+            difference = one - two
+            apart += float(np.dot(difference, difference))
+            size += float(np.dot(two, two))
+            largest = max(largest, float(two.max()), -float(two.min()))
+    if not np.isfinite(apart) or not np.isfinite(size) or largest > _limit(theirs):
+        return None
+    return _ratio(np.sqrt(apart), np.sqrt(size))
+
+
+def _limit(theirs: npt.NDArray[Any]) -> float:
+    """Return the size above which elements belong to a mask."""
+    # The median of a sample, because that of all elements would take longer than the rest.
+    sampled = np.abs(theirs[:: max(1, theirs.size // _MEDIAN_OF)]).astype(np.float64)
+    ordinary = sampled[sampled > 0]
+    return _HUGE * float(np.median(ordinary)) if ordinary.size else np.inf
+
+
 def _relative(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> float:
     """Return the relative distance, with the elements of a mask, which dwarf all others, apart from the rest."""
-    sampled = np.abs(theirs[:: max(1, theirs.size // _MEDIAN_OF)])  # of all of them it would take longer than the rest
-    ordinary = sampled[sampled > 0]
-    limit = _HUGE * float(np.median(ordinary)) if ordinary.size else np.inf
+    limit = _limit(theirs)
     if theirs.size and max(float(theirs.max()), -float(theirs.min())) > limit:
         huge = np.abs(theirs) > limit
         rest = _relative_l2(ours[~huge], theirs[~huge])
@@ -216,9 +265,11 @@ def _relative(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) ->
 
 
 def _relative_l2(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> float:
-    size = float(np.linalg.norm(theirs))
-    apart = float(np.linalg.norm(ours - theirs))
-    return apart / size if size else (0.0 if apart <= _ABSOLUTE else float("inf"))
+    return _ratio(float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(theirs)))
+
+
+def _ratio(apart: float, size: float) -> float:
+    return float(apart / size) if size else (0.0 if apart <= _ABSOLUTE else float("inf"))
 
 
 def _alike(one: _Print, other: _Print, allowed: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,15 @@ from tensortap.zoom.finding import Expand, OperatorFinding, Side, find_cut, find
 from tensortap.zoom.matching import Matches, Values, match_values, tolerance
 from tensortap.zoom.result import OperatorRow, Zoom
 from tensortap.zoom.rows import align_operators
-from tensortap.zoom.tracing import Call, TracedCall, trace_call
+from tensortap.zoom.tracing import Call, TracedCall, trace_call, trace_exactly
 from tensortap.zoom.wording import describe, describe_match
 
 __all__ = ["zoom_modules"]
+
+_CLOSE = 1e-5
+"""Relative difference up to which gradients of the framework's own backward are right if the outputs are."""
+_CERTAIN = 1e-2
+"""Relative difference above which a gradient is wrong, and needs no float64 to tell."""
 
 
 def zoom_modules(reference: Any, candidate: Any, call: Call, name: str = "", exact: bool = True) -> Zoom:
@@ -32,10 +37,8 @@ def zoom_modules(reference: Any, candidate: Any, call: Call, name: str = "", exa
         return plain.result("match", None, describe_match(True, 0.0, plain.count()), notes, name)
     finding = None
     try:
-        # A wrong forward is found without a backward, which takes most of the time.
-        passes = ([False, True] if plain.has_wrong_outputs() else [True]) if exact else []
-        for backward in passes:
-            finding = finding or _Pair(framework, reference, candidate, call, True, backward).first()
+        if exact:
+            finding = _find_exactly(plain, _Pair(framework, reference, candidate, call, True))
     except (TensortapError, TypeError, RuntimeError, ValueError) as error:
         notes.append(f"not checked in float64, so small mistakes may pass as rounding: {error}")
         exact = False
@@ -45,6 +48,23 @@ def zoom_modules(reference: Any, candidate: Any, call: Call, name: str = "", exa
         return plain.result("match", None, describe_match(False, plain.worst(), plain.count()), notes, name)
     verdict = "imprecise" if finding.kind == "rounding" else "diverged"
     return plain.result(verdict, finding, describe(finding), notes, name)
+
+
+def _find_exactly(plain: _Pair, exact: _Pair) -> OperatorFinding | None:
+    """Return the first mistake that float64 shows. What the plain traces have settled does not run again in it:
+    a backward takes most of the time."""
+    if (finding := exact.first_in_forward()) is not None:
+        return finding
+    if (finding := plain.failed_backward()) is not None:
+        return finding
+    if plain.has_right_gradients():
+        return None
+    wrong = plain.wrong_gradients()
+    if plain.worst_gradient() > _CERTAIN and (finding := exact.cut(wrong)) is not None:
+        return finding
+    if wrong and (finding := exact.first_in_backward(plain.first_of(wrong))) is not None:
+        return finding
+    return exact.first_in_backward(None)
 
 
 @dataclass(frozen=True)
@@ -66,19 +86,29 @@ class _Pair:
         candidate: Any,
         call: Call,
         exact: bool = False,
-        backward: bool = True,
     ) -> None:
+        """Trace both modules; in float64, only forward."""
         self._framework, self._exact = framework, exact
-        self._theirs = trace_call(framework, reference, call, "reference", exact, backward)
-        self._ours = trace_call(framework, candidate, call, "candidate", exact, backward)
+        run = trace_exactly if exact else trace_call
+        self._theirs = run(framework, reference, call, "reference")
+        self._ours = run(framework, candidate, call, "candidate")
         self._their_values = Values(self._theirs.trace, framework.host)
         self._our_values = Values(self._ours.trace, framework.host)
-        self._matches: Matches | None = None
+        self._matches = Matches()
+        self._matched = 0, 0
+        """How many values of the candidate and of the reference have been matched."""
 
     @property
     def matches(self) -> Matches:
-        if self._matches is None:
-            self._matches = match_values(self._our_values, self._their_values, self._exact)
+        """Which values both sides have, among all that are there by now."""
+        before = self._matched
+        self._matched = now = len(self._ours.trace.values), len(self._theirs.trace.values)
+        for ours, theirs in (
+            (range(before[0], now[0]), range(now[1])),
+            (range(before[0]), range(before[1], now[1])),
+        ):
+            if ours and theirs:
+                match_values(self._our_values, self._their_values, self._exact, self._matches, ours, theirs)
         return self._matches
 
     def count(self) -> int:
@@ -125,24 +155,67 @@ class _Pair:
     def worst(self) -> float:
         return max(map(self._distance, (*self._outputs(), *self._gradients())), default=0.0)
 
-    def has_wrong_outputs(self) -> bool:
-        return any(self._is_wrong(each) for each in self._outputs())
-
     def first(self) -> OperatorFinding | None:
         """Return the first mistake: of the forward if an output is wrong, else of the backward."""
+        return self.first_in_forward() or self.failed_backward() or self._wrong_backward()
+
+    def first_in_forward(self) -> OperatorFinding | None:
         wrong = [each for each in self._outputs() if self._is_wrong(each)]
-        if wrong:
-            return self._difference(wrong, "forward")
-        if self._ours.failure and not self._theirs.failure:
-            return OperatorFinding("failed", "backward", None, None, None, None, self._ours.failure)
+        return self._difference(wrong, "forward") if wrong else None
+
+    def failed_backward(self) -> OperatorFinding | None:
+        if not self._ours.failure or self._theirs.failure:
+            return None
+        return OperatorFinding("failed", "backward", None, None, None, None, self._ours.failure)
+
+    def first_in_backward(self, names: Container[str] | None) -> OperatorFinding | None:
+        """Run the backward for these inputs and parameters, or for all, and return the first mistake."""
+        for traced, values in ((self._theirs, self._their_values), (self._ours, self._our_values)):
+            before = len(traced.trace.operators)
+            traced.run_backward(names)
+            if any(operator.writes for operator in traced.trace.operators[before:]):
+                values.forget()
+        return self._wrong_backward()
+
+    def _wrong_backward(self) -> OperatorFinding | None:
         wrong = [each for each in self._gradients() if self._is_wrong(each)]
         if not wrong:
             return None
-        candidate, reference = self._sides()
-        cut = find_cut(candidate, reference, [each.name.removeprefix("gradient of ") for each in wrong])
-        if cut is not None:
-            return cut
+        if (finding := self.cut([_source_of(each) for each in wrong])) is not None:
+            return finding
         return self._difference([each for each in wrong if each.candidate is not None] or wrong, "backward")
+
+    def cut(self, names: Sequence[str]) -> OperatorFinding | None:
+        """Return the operator at which the candidate cuts these gradients off."""
+        return find_cut(*self._sides(), names)
+
+    def wrong_gradients(self) -> list[str]:
+        """Return the inputs and parameters whose gradients differ by more than rounding."""
+        return [_source_of(each) for each in self._gradients() if self._is_wrong(each)]
+
+    def worst_gradient(self) -> float:
+        return max(map(self._distance, self._gradients()), default=0.0)
+
+    def has_right_gradients(self) -> bool:
+        """Whether gradients agree closely and all backward code is the framework's own.
+
+        If outputs are equal in float64, the backward of the framework's operators then is right, too. A Function of
+        a user may be wrong by less.
+        """
+        functions = any(
+            operator.is_function for side in (self._ours, self._theirs) for operator in side.trace.operators
+        )
+        return not functions and not self._theirs.failure and self.worst_gradient() <= _CLOSE
+
+    def first_of(self, names: Sequence[str]) -> Container[str]:
+        """Return the one of these whose gradient is computed first, so that its backward is the shortest."""
+        made = {
+            name: number
+            for name in names
+            if (value := self._ours.gradients.get(name)) is not None
+            and (number := self._ours.trace.values[value].producer) is not None
+        }
+        return {min(made, key=lambda name: made[name])} if made else names
 
     def _is_wrong(self, each: _Leaving) -> bool:
         if each.candidate is None or each.reference is None:
@@ -167,12 +240,8 @@ class _Pair:
 
     def _parts(self, operator: Operator) -> Sequence[Sequence[Operator]]:
         """Expand a fused operator of the reference, and match its parts."""
-        trace = self._theirs.trace
-        before = len(trace.values)
-        ways = tracer_of(self._framework).expand(trace, operator)
-        match_values(
-            self._our_values, self._their_values, self._exact, self.matches, None, range(before, len(trace.values))
-        )
+        ways = tracer_of(self._framework).expand(self._theirs.trace, operator)
+        _ = self.matches  # those of the parts join the others
         return ways
 
     def _sides(self) -> tuple[Side, Side]:
@@ -206,6 +275,10 @@ class _Pair:
         rel_l2 = self._our_values.distance(mine, self._their_values, their)
         close = their in self.matches.candidate.get(mine, ())
         return OperatorRow(theirs, ours, "close" if close else "differs", rel_l2, *dtypes)
+
+
+def _source_of(gradient: _Leaving) -> str:
+    return gradient.name.removeprefix("gradient of ")
 
 
 def _dtype(call: TracedCall, operator: Operator | None) -> str:

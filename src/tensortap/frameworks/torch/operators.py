@@ -102,7 +102,7 @@ class TorchOperatorTracer:
     ) -> list[torch.Tensor]:
         random = torch.Generator().manual_seed(0)
         drawn = [
-            torch.randn(each.shape, generator=random, dtype=torch.float64) if each.ndim else torch.ones(())
+            torch.randn(each.shape, generator=random, dtype=torch.float32) if each.ndim else torch.ones(())
             for each in outputs
         ]
         return [
@@ -111,12 +111,18 @@ class TorchOperatorTracer:
         ]
 
     def input_gradients(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+        self,
+        outputs: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        retain: bool = False,
     ) -> list[torch.Tensor | None]:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if not outputs or not wanted:
             return [None for _ in leaves]
-        found = iter(torch.autograd.grad(list(outputs), wanted, list(gradients), allow_unused=True))
+        found = iter(
+            torch.autograd.grad(list(outputs), wanted, list(gradients), retain_graph=retain, allow_unused=True)
+        )
         return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
     def expand(self, trace: OperatorTrace, operator: Operator) -> list[list[Operator]]:
@@ -268,6 +274,7 @@ class TorchOperatorRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch i
             arguments=_plain_arguments(func, args, kwargs),
             writes=writes,
             moves=func._schema.name.rpartition("::")[2] in _MOVES,
+            is_function=function is not None,
             part_of=None if whole is None else whole.number,
             call=call,
         )
