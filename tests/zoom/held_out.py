@@ -3,46 +3,18 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
+from zoom import held_out_later
+from zoom.making import causal, library_text, own_source, randn, randomised
 from zoom.planted import Mistake, Source
 
 __all__ = ["MISTAKES", "RIGHT", "SOURCES"]
 
 BF16 = torch.bfloat16
-
-
-def _text(family: str) -> Callable[[], str]:
-    def text() -> str:
-        module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-        source = inspect.getsource(module).replace("from ... import", "from transformers import")
-        source = source.replace("from ...", "from transformers.")
-        return source.replace("from .conf", f"from transformers.models.{family}.conf")
-
-    return text
-
-
-def _randn(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _randomised(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Give every parameter random values: some libraries begin with zeros or ones, or leave memory as it is."""
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            scale = max(1, parameter.shape[-1]) ** -0.5
-            parameter.copy_(torch.randn(parameter.shape, generator=draws) * scale)
-    return module.to(dtype).eval()
-
-
-def _causal(length: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)[None, None]
 
 
 def _gemma2_config() -> Any:
@@ -62,9 +34,9 @@ def _gemma2_config() -> Any:
 
 
 def _gemma2_inputs(module: ModuleType, dtype: torch.dtype) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    hidden = _randn(2, 7, 32).to(dtype)
+    hidden = randn(2, 7, 32).to(dtype)
     rotary = module.Gemma2RotaryEmbedding(_gemma2_config())(hidden, torch.arange(7)[None])
-    return (hidden,), {"position_embeddings": rotary, "attention_mask": _causal(7, dtype)}
+    return (hidden,), {"position_embeddings": rotary, "attention_mask": causal(7, dtype)}
 
 
 def _neox_config() -> Any:
@@ -83,9 +55,9 @@ def _neox_config() -> Any:
 
 
 def _neox_inputs(module: ModuleType, dtype: torch.dtype) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    hidden = _randn(2, 7, 32).to(dtype)
+    hidden = randn(2, 7, 32).to(dtype)
     rotary = module.GPTNeoXRotaryEmbedding(_neox_config())(hidden, torch.arange(7)[None])
-    return (hidden,), {"position_embeddings": rotary, "attention_mask": _causal(7, dtype)}
+    return (hidden,), {"position_embeddings": rotary, "attention_mask": causal(7, dtype)}
 
 
 def _t5_config() -> Any:
@@ -275,50 +247,43 @@ def _gpt2_config() -> Any:
     )
 
 
-def _own(text: str, *shape: int) -> Source:
-    return Source(
-        lambda: text,
-        lambda module, dtype: _randomised(module.Block(), dtype),
-        lambda module, dtype: ((_randn(*shape).to(dtype),), {}),
-    )
-
-
 SOURCES: dict[str, Source] = {
     "gemma2": Source(
-        _text("gemma2"),
-        lambda module, dtype: _randomised(module.Gemma2DecoderLayer(_gemma2_config(), 1), dtype),
+        library_text("gemma2"),
+        lambda module, dtype: randomised(module.Gemma2DecoderLayer(_gemma2_config(), 1), dtype),
         _gemma2_inputs,
     ),
     "gpt_neox": Source(
-        _text("gpt_neox"),
-        lambda module, dtype: _randomised(module.GPTNeoXLayer(_neox_config(), 0), dtype),
+        library_text("gpt_neox"),
+        lambda module, dtype: randomised(module.GPTNeoXLayer(_neox_config(), 0), dtype),
         _neox_inputs,
     ),
     "t5": Source(
-        _text("t5"),
-        lambda module, dtype: _randomised(module.T5Block(_t5_config(), True, 0), dtype),
-        lambda module, dtype: ((_randn(2, 7, 32).to(dtype),), {}),
+        library_text("t5"),
+        lambda module, dtype: randomised(module.T5Block(_t5_config(), True, 0), dtype),
+        lambda module, dtype: ((randn(2, 7, 32).to(dtype),), {}),
     ),
     "mixtral": Source(
-        _text("mixtral"),
-        lambda module, dtype: _randomised(module.MixtralSparseMoeBlock(_mixtral_config()), dtype),
-        lambda module, dtype: ((_randn(2, 6, 16).to(dtype),), {}),
+        library_text("mixtral"),
+        lambda module, dtype: randomised(module.MixtralSparseMoeBlock(_mixtral_config()), dtype),
+        lambda module, dtype: ((randn(2, 6, 16).to(dtype),), {}),
     ),
     "convnext": Source(
-        _text("convnext"),
-        lambda module, dtype: _randomised(module.ConvNextLayer(_convnext_config(), 8), dtype),
-        lambda module, dtype: ((_randn(2, 8, 6, 6).to(dtype),), {}),
+        library_text("convnext"),
+        lambda module, dtype: randomised(module.ConvNextLayer(_convnext_config(), 8), dtype),
+        lambda module, dtype: ((randn(2, 8, 6, 6).to(dtype),), {}),
     ),
     "gpt2": Source(
-        _text("gpt2"),
-        lambda module, dtype: _randomised(module.GPT2Block(_gpt2_config(), 0), dtype),
-        lambda module, dtype: ((_randn(2, 7, 32).to(dtype),), {"attention_mask": _causal(7, dtype)}),
+        library_text("gpt2"),
+        lambda module, dtype: randomised(module.GPT2Block(_gpt2_config(), 0), dtype),
+        lambda module, dtype: ((randn(2, 7, 32).to(dtype),), {"attention_mask": causal(7, dtype)}),
     ),
-    "convolution": _own(CONVOLUTION, 2, 4, 8, 8),
-    "complex": _own(COMPLEX, 2, 6, 8),
-    "recurrent": _own(RECURRENT, 2, 4, 8),
-    "contrastive": _own(CONTRASTIVE, 6, 8),
-    "scan": _own(SCAN, 2, 6, 16),
+    "convolution": own_source(CONVOLUTION, 2, 4, 8, 8),
+    "complex": own_source(COMPLEX, 2, 6, 8),
+    "recurrent": own_source(RECURRENT, 2, 4, 8),
+    "contrastive": own_source(CONTRASTIVE, 6, 8),
+    "scan": own_source(SCAN, 2, 6, 16),
+    **held_out_later.SOURCES,
 }
 
 _SOFTCAP = """    if softcap is not None:
@@ -519,6 +484,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "entropy with a gradient cut", "complex", "log_p.exp() * log_p.clamp", "log_p.exp().detach() * log_p.clamp"
     ),
     Mistake("sum for mean of the entropy", "complex", "entropy.mean()", "entropy.sum()"),
+    *held_out_later.MISTAKES,
 )
 
 RIGHT: dict[str, tuple[str, Mapping[str, str]]] = {
@@ -589,5 +555,6 @@ RIGHT: dict[str, tuple[str, Mapping[str, str]]] = {
             "features = self.pwconv1(features)": "features = torch.nn.functional.conv2d(features.permute(0, 3, 1, 2), self.pwconv1.weight[:, :, None, None], self.pwconv1.bias).permute(0, 2, 3, 1)"
         },
     ),
+    **held_out_later.RIGHT,
 }
 """Other ways to write the same, by name: the source and its replacements."""

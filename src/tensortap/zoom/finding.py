@@ -13,7 +13,7 @@ from tensortap.core.operators import Operator, OperatorTrace, SourceLine, Traced
 from tensortap.zoom.matching import Values, epsilon_of
 from tensortap.zoom.tracing import TracedCall
 
-__all__ = ["Expand", "OperatorFinding", "Side", "find_cut", "find_difference", "find_rounding"]
+__all__ = ["Expand", "OperatorFinding", "Side", "find_cut", "find_difference", "find_rounding", "find_uncut"]
 
 Kind = Literal[
     "arguments",
@@ -25,6 +25,7 @@ Kind = Literal[
     "returned",
     "source",
     "detached",
+    "attached",
     "rounding",
     "failed",
 ]
@@ -39,7 +40,7 @@ class OperatorFinding:
     lacks the reference's operator; extra: the reference lacks the candidate's; other: another operator in its place;
     overwritten: an operator writes in place what a later one still reads; returned: a value is returned that the
     reference still changes; source: a parameter, buffer or constant differs; detached: the gradient is cut off;
-    rounding: a coarser dtype; failed: its backward raises"""
+    attached: it is not cut off, but that of the reference is; rounding: a coarser dtype; failed: its backward raises"""
     phase: str
     operator: Operator | None
     """The candidate's operator; None where it has none."""
@@ -104,6 +105,13 @@ class Side:
                 lines.append(operator.line)
             operator = self.trace.producer(operator.inputs[0]) if operator.moves and operator.inputs else None
         return lines[::-1]
+
+    def upcast_of(self, value: int) -> Operator | None:
+        """Return the operator that cast a value, or what it was moved from, to another dtype; None if there is none."""
+        operator = self.trace.producer(value)
+        while operator is not None and operator.moves and operator.name != "_to_copy":
+            operator = self.trace.producer(operator.inputs[0]) if operator.inputs else None
+        return operator if operator is not None and operator.name == "_to_copy" else None
 
     @cached_property
     def lines(self) -> set[SourceLine]:
@@ -205,6 +213,7 @@ def _classify(
     change = _first_change([each.name for each in theirs], [each.name for each in ours])
     if change == "delete" and counterpart is not None:
         line = _line_of_missing(candidate, reference, first, counterpart)
+        their_line = _own_line(counterpart, reference, candidate)  # a call that the candidate lacks, not what it runs
         return OperatorFinding("missing", phase, None, counterpart, line, their_line, reader=first)
     if change == "insert":
         return OperatorFinding("extra", phase, first, counterpart, line, their_line)
@@ -306,6 +315,43 @@ def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> Operator
     return None
 
 
+def find_uncut(candidate: Side, reference: Side, names: Iterable[str]) -> OperatorFinding | None:
+    """Return the first operator of the forward that passes a gradient to what the reference has detached."""
+    needed = _ancestors(reference.trace, reference.call.outputs.values())
+    for cut in reference.trace.operators:
+        if cut.phase != "forward" or cut.number not in needed or not _cuts(cut, reference.trace):
+            continue
+        for reader in reference.trace.operators:
+            if reader.phase != "forward" or not set(cut.outputs) & set(reader.inputs):
+                continue
+            twins = {number for each in reader.outputs for number in reference.matched.get(each, ())}
+            made = [candidate.trace.producer(number) for number in sorted(twins)]
+            ours = [each for each in made if each is not None and each.phase == "forward"]
+            ours.sort(key=lambda each, name=reader.name: each.name != name)  # type: ignore[misc]  # views share values
+            if any(_reads_cut(each, candidate.trace) for each in ours) or not ours:
+                continue
+            if all(candidate.trace.values[number].differentiable for number in ours[0].outputs):
+                line = _own_line(ours[0], candidate, reference)
+                return OperatorFinding("attached", "backward", ours[0], cut, line, cut.line, ", ".join(names))
+    return None
+
+
+def _cuts(operator: Operator, trace: OperatorTrace) -> bool:
+    """Whether an operator of the forward takes a value out of autograd, without any other effect."""
+    return operator.moves and any(
+        not trace.values[made].differentiable and trace.values[read].differentiable
+        for made in operator.outputs
+        for read in operator.inputs[:1]
+        if epsilon_of(trace.values[made].dtype)
+    )
+
+
+def _reads_cut(operator: Operator, trace: OperatorTrace) -> bool:
+    """Whether an operator reads a value that was taken out of autograd."""
+    makers = [trace.producer(number) for number in operator.inputs]
+    return any(maker is not None and _cuts(maker, trace) for maker in makers)
+
+
 def _ancestors(trace: OperatorTrace, values: Iterable[int]) -> set[int]:
     found: set[int] = set()
     waiting = list(values)
@@ -326,14 +372,8 @@ def find_rounding(
             continue
         mine, their = _coarsest(candidate.trace, ours), _coarsest(reference.trace, theirs)
         if mine > their > 0:
-            upcast = next(
-                (
-                    made.line
-                    for each in theirs.inputs
-                    if (made := reference.trace.producer(each)) is not None and made.name == "_to_copy"
-                ),
-                theirs.line,
-            )
+            upcasts = (reference.upcast_of(each) for each in theirs.inputs)
+            upcast = next((each.line for each in upcasts if each is not None), theirs.line)
             dtypes = _coarsest_dtype(candidate.trace, ours), _coarsest_dtype(reference.trace, theirs)
             line = _own_line(ours, candidate, reference)
             return OperatorFinding("rounding", ours.phase, ours, theirs, line, upcast, dtypes=dtypes)

@@ -46,6 +46,8 @@ def _what(finding: OperatorFinding) -> str:
         case "detached":
             of = f"; {finding.name} gets a wrong gradient or none" if finding.name else ""
             return f"the candidate cuts the gradient off at {_code(ours)}{of}"
+        case "attached":
+            return f"the candidate passes a gradient back through {_code(ours)}, which the reference has detached"
         case "failed":
             return f"The outputs agree, but the backward of the candidate fails: {finding.name}"
         case "rounding":

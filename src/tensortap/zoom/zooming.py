@@ -11,7 +11,7 @@ from tensortap.errors import TensortapError, UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.operators import tracer_of
-from tensortap.zoom.finding import Expand, OperatorFinding, Side, find_cut, find_difference, find_rounding
+from tensortap.zoom.finding import Expand, OperatorFinding, Side, find_cut, find_difference, find_rounding, find_uncut
 from tensortap.zoom.matching import Matches, Values, match_values, tolerance
 from tensortap.zoom.result import OperatorRow, Zoom
 from tensortap.zoom.rows import align_operators
@@ -186,8 +186,9 @@ class _Pair:
         return self._difference([each for each in wrong if each.candidate is not None] or wrong, "backward")
 
     def cut(self, names: Sequence[str]) -> OperatorFinding | None:
-        """Return the operator at which the candidate cuts these gradients off."""
-        return find_cut(*self._sides(), names)
+        """Return the operator at which the candidate cuts these gradients off, or lets one pass that the reference
+        cuts off."""
+        return find_cut(*self._sides(), names) or find_uncut(*self._sides(), names)
 
     def wrong_gradients(self) -> list[str]:
         """Return the inputs and parameters whose gradients differ by more than rounding."""
