@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import tensortap as tt
 from support import zoo
@@ -90,6 +91,47 @@ def test_steps_that_are_not_recorded_run_the_same_code() -> None:
     assert graphs() == 1
     assert {record.key.step for record in tap.run} == {1, 3}
     assert {record.key.module for record in tap.run.records(kind="output")} >= {"", "blocks.0.fc", "head"}
+
+
+class Routed(nn.Module):
+    """Breaks its graph in a loop, so that its modules run one by one, and those of torch uncompiled."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(self.norm(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Routed.Block(), Routed.Block()])
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            rows = (x[:, number] > 0).nonzero()[:, 0]
+            x = x.index_add(0, rows, block(x[rows]))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("build", [Routed, Sliced])
+def test_taps_add_neither_breaks_nor_graphs(build: Any) -> None:
+    def trained(tapped: bool) -> tuple[Any, tuple[int, int]]:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = torch.compile(build(), backend="aot_eager")
+        found = train(model, step, steps=1, compiled="inside") if tapped else untapped_gradients(model, step)
+        return found, (graph_breaks(), graphs())
+
+    _, plain = trained(False)
+    inside, tapped = trained(True)
+    assert tapped == plain
+    torch.manual_seed(0)
+    assert differences(train(build(), step, steps=1), inside) == NONE
 
 
 @pytest.mark.parametrize("compiled", ["boundary", "inside"])

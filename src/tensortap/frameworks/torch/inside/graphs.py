@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 import torch._dynamo
-from torch._dynamo import convert_frame, external_utils
+from torch._dynamo import convert_frame
+from torch._dynamo import utils as compiler_utils
 from torch._dynamo.eval_frame import _TorchDynamoContext
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GraphReceiver
-from tensortap.frameworks.hooks import MODULE_NUMBER, innermost, replace_innermost
+from tensortap.frameworks.hooks import MODULE_NUMBER, innermost, is_own_hook, replace_innermost
 from tensortap.frameworks.torch.inside import notes
 from tensortap.frameworks.torch.inside.hooks import traced_hooks
 from tensortap.frameworks.torch.inside.operator import OPERATOR, new_number, receivers
@@ -44,6 +46,8 @@ class TorchGraphTaps:
         """By the id of a module: the module, its number, and what removes its hooks."""
         self._inlined: dict[int, Remove] = {}
         """By the id of a compiled module: what restores it."""
+        self._code: dict[type, CodeType] = {}
+        """By the class of a compiled module: the code that calls it. Equal layers share it, and what is compiled."""
         self._undo = ExitStack()
         self._undo.callback(release)
         notes.opaque_value[0] = opaque_value
@@ -104,10 +108,21 @@ class TorchGraphTaps:
             owner, name, call = module, _COMPILED, module._call_impl
         else:
             return False
-        old, new = innermost(owner, name), context(external_utils.wrap_inline(call))
+        old, new = innermost(owner, name), context(self._caller(call, type(inner or module)))
         replace_innermost(owner, name, old, new)
         self._inlined[id(module)] = partial(replace_innermost, owner, name, new, old)
         return True
+
+    def _caller(self, call: Callable[..., Any], kind: type) -> Callable[..., Any]:
+        def caller(*args: Any, **kwargs: Any) -> Any:
+            # The compiler leaves a frame alone if its graph breaks within a loop. Without one, a break inside the
+            # module would be a break of this frame, too.
+            for _ in (None,):
+                output = call(*args, **kwargs)
+            return output
+
+        code = self._code.setdefault(kind, caller.__code__.replace(co_name=f"call_{kind.__name__}"))
+        return FunctionType(code, caller.__globals__, code.co_name, None, caller.__closure__)
 
     def close(self) -> None:
         """Remove all hooks, and drop the code that has taps."""
@@ -134,8 +149,45 @@ def _compile_again() -> bool:
     return known
 
 
+class _LibraryHooks:
+    """Keeps the compiler from compiling modules of torch's own because of our hooks.
+
+    After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward by itself,
+    and rounds in another way than without taps.
+    """
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._original: Any = None
+
+    def hide(self) -> Remove:
+        """Hide our hooks until the returned function is called."""
+        if self._open == 0 and (original := getattr(compiler_utils, "nnmodule_has_hooks", None)) is not None:
+            self._original = original
+            compiler_utils.nnmodule_has_hooks = self._has_others
+        self._open += 1
+        return self._show
+
+    def _show(self) -> None:
+        self._open -= 1
+        if self._open == 0 and self._original is not None:
+            compiler_utils.nnmodule_has_hooks = self._original
+
+    def _has_others(self, module: Any, **wanted: Any) -> bool:
+        if not self._original(module, **wanted):
+            return False
+        if wanted != {"check_forward_hooks": True}:
+            return True
+        placed = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        return not placed or not all(map(is_own_hook, placed))
+
+
+_LIBRARY_HOOKS = _LibraryHooks()
+
+
 def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
     """Set what the compiler must know while a tap is open. Return whether it rounds as uncompiled code does."""
+    undo.callback(_LIBRARY_HOOKS.hide())
     try:
         from torch._inductor import config
     except ImportError as error:

@@ -60,6 +60,8 @@ class _Call:
     common: dict[str, Any] = field(default_factory=dict)
     """What the tap must know of the call whether it begins or ends: compilers may reorder the two."""
     spec: dict[str, Any] = field(default_factory=dict)
+    repeated: list[list[str]] = field(default_factory=list)
+    """Paths of inputs that are one tensor: the first and the later one."""
 
 
 class _Notes:
@@ -171,7 +173,7 @@ def see_inputs(context: Any) -> None:
             marks.append("-")
         elif (known := first.setdefault(id(fake), place)) != place:
             marks.append(str(known))
-            call.spec.setdefault("repeated", []).append([notes.paths[known], notes.paths[place]])
+            call.repeated.append([notes.paths[known], notes.paths[place]])
         else:
             marks.append("tap")
     notes.marks = ",".join(marks)
@@ -181,6 +183,8 @@ def see_tapped_inputs(context: Any) -> None:
     """Take the tensors that the call gets instead of its inputs."""
     notes = _current()
     call = notes.open[-1]
+    if call.repeated:
+        call.spec["repeated"] = call.repeated
     for fake, (before, _) in zip(_fakes(context), call.inputs, strict=True):
         notes.values[id(fake), fake._version] = fake, notes.value(before)
     call.inputs = [(fake, fake._version) for fake in _fakes(context)]
