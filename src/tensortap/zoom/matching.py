@@ -119,11 +119,14 @@ class Values:
         if ours.dtype == theirs.dtype and np.array_equal(_bits(ours), _bits(theirs)):
             return 0.0
         ours, theirs = _real(ours), _real(theirs)
+        if ours.size != theirs.size:  # one of them is complex
+            return float("inf")
         if ours.dtype.kind in "iub" and theirs.dtype.kind in "iub":
             return 0.0 if np.array_equal(ours, theirs) else float("inf")
         if (quick := _ordinary_distance(ours, theirs)) is not None:
             return quick
-        ours, theirs = ours.astype(np.float64, copy=False), theirs.astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore"):  # memory that nothing has written to may hold signalling NaNs
+            ours, theirs = ours.astype(np.float64, copy=False), theirs.astype(np.float64, copy=False)
         odd = ~np.isfinite(ours)
         if odd.any() or not np.isfinite(theirs).all():
             if not np.array_equal(ours[odd], theirs[odd], equal_nan=True) or (~np.isfinite(theirs) & ~odd).any():
