@@ -282,7 +282,7 @@ class _Judge:
         call = self.structure.call_of(row) if self.structure.kind[row] == "grad_output" else None
         if call is None or call.parent is not None or call.children or self.evidence.policy.fixed:
             return None
-        gradients = self.structure.own_gradients.items()
+        gradients = self.structure.own_gradients.items_in(*call.scope[:2])
         inside = any(module != call.module for (scope, module), _ in gradients if scope == call.scope)
         return call.spot if inside else None
 
@@ -321,7 +321,7 @@ class _Judge:
         evidence = self.evidence
         if self.structure.kind[row] != "param" or evidence.policy.fixed or self.pairs.is_set_differently(row):
             return False
-        if not evidence.gradient_noise(row, sources) or any(evidence.wrong[source] for source in sources):
+        if not evidence.optimizer.noise(row, sources) or any(evidence.wrong[source] for source in sources):
             return False
         few = self.pairs.kink_of(row)
         if few is None or few.exact or few.crossed > _FEW_CROSSED:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import repeat
@@ -42,10 +42,11 @@ class _ByStep(Generic[_KeyT, _ValueT]):
     def __init__(
         self,
         steps: Callable[[], Iterator[StepStructure]],
+        step_at: Callable[[int, int], StepStructure | None],
         step_of: Callable[[_KeyT], StepStructure | None],
         table_of: Callable[[StepStructure], Mapping[_KeyT, _ValueT]],
     ) -> None:
-        self._steps, self._step_of, self._table_of = steps, step_of, table_of
+        self._steps, self._step_at, self._step_of, self._table_of = steps, step_at, step_of, table_of
 
     def __contains__(self, key: _KeyT) -> bool:
         step = self._step_of(key)
@@ -62,6 +63,11 @@ class _ByStep(Generic[_KeyT, _ValueT]):
     def items(self) -> Iterator[tuple[_KeyT, _ValueT]]:
         for step in self._steps():
             yield from self._table_of(step).items()
+
+    def items_in(self, rank: int, step: int) -> Iterable[tuple[_KeyT, _ValueT]]:
+        """Return the items of the table of one step, which may have others, too."""
+        found = self._step_at(rank, step)
+        return () if found is None else self._table_of(found).items()
 
     def values(self) -> Iterator[_ValueT]:
         return (value for _, value in self.items())
@@ -229,6 +235,13 @@ class Structure:
         number = self._places.get((rank, step))
         return None if number is None else self._step(number)
 
+    def _by_step(
+        self,
+        step_of: Callable[[_KeyT], StepStructure | None],
+        table_of: Callable[[StepStructure], Mapping[_KeyT, _ValueT]],
+    ) -> _ByStep[_KeyT, _ValueT]:
+        return _ByStep(self._steps, self._step_at, step_of, table_of)
+
     def _step_of_tensor(self, tensor: int) -> StepStructure | None:
         ids, first = self._tensors
         place = int(np.searchsorted(ids, tensor))
@@ -244,52 +257,52 @@ class Structure:
 
     @cached_property
     def calls(self) -> _ByStep[Spot, CallRows]:
-        return _ByStep(self._steps, lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls)
+        return self._by_step(lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls)
 
     @cached_property
     def consumers(self) -> _ByStep[int, list[CallRows]]:
         """Calls by the number of a tensor that they were given."""
-        return _ByStep(self._steps, self._step_of_tensor, lambda step: step.consumers)
+        return self._by_step(self._step_of_tensor, lambda step: step.consumers)
 
     @cached_property
     def makers(self) -> _ByStep[int, list[tuple[CallRows, int]]]:
         """Calls that returned a tensor, by its number, with the row; the innermost first."""
-        return _ByStep(self._steps, self._step_of_tensor, lambda step: step.makers)
+        return self._by_step(self._step_of_tensor, lambda step: step.makers)
 
     @cached_property
     def calls_of_module(self) -> _ByStep[tuple[tuple[int, int, int], str], list[CallRows]]:
         """By scope and module."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[0][:2]), lambda step: step.calls_of_module)
+        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.calls_of_module)
 
     @cached_property
     def calls_in_step(self) -> _ByStep[tuple[int, int, str], list[CallRows]]:
         """By rank, step and module."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.calls_in_step)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.calls_in_step)
 
     @cached_property
     def state(self) -> _ByStep[tuple[int, int, str, str, str, int], int]:
         """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.state)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.state)
 
     @cached_property
     def parameters_of(self) -> _ByStep[tuple[int, int, str], list[int]]:
         """Rows of the parameters and buffers that a module has before a step, by (rank, step, module)."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.parameters_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters_of)
 
     @cached_property
     def gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.gradients_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.gradients_of)
 
     @cached_property
     def step_gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[:2]), lambda step: step.step_gradients_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.step_gradients_of)
 
     @cached_property
     def own_gradients(self) -> _ByStep[tuple[tuple[int, int, int], str], list[int]]:
         """Rows of the gradients of a module's own parameters, by scope and module."""
-        return _ByStep(self._steps, lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
+        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
 
     @property
     def parameter_gradients(self) -> tuple[Ints, Ints, Sequence[str], Ints]:

@@ -337,10 +337,10 @@ def _magnified_noise(pair: JudgedPair) -> float:
     evidence = pair.evidence
     if any(evidence.wrong[source] for source in pair.sources):
         return 0.0
-    noise = evidence.gradient_noise(pair.row, pair.sources)
+    noise = evidence.optimizer.noise(pair.row, pair.sources)
     share = _noise_of_vector(pair, noise) if pair.is_vector else min(1.0, _noise_of_matrix(pair, noise))
     if not pair.sources_of("step_grad"):  # they may have been clipped, and all of them by another norm
-        share = max(share, min(1.0, 2 * evidence.error_of_norms(pair.row)))
+        share = max(share, min(1.0, 2 * evidence.optimizer.error_of_norms(pair.row)))
     return share * evidence.step_size(pair.row)
 
 
@@ -350,24 +350,21 @@ def _noise_of_matrix(pair: JudgedPair, noise: float) -> float:
     evidence = pair.evidence
     if pair.policy.mapped:
         return float(_FLIPPED_MAPPED * noise**0.5)  # other kernels have other zeros
-    gradients = [row for row in evidence.gradients_so_far(pair.row) if not evidence.pairs.equal[row]]
-    shares = [evidence.step_noise(row) for row in gradients]
-    if pair.sources_of("step_grad", "param_grad") and None not in shares:
-        known = max((share for share in shares if share is not None), default=0.0)
-        return float(max(2 * noise**0.5, _MAGNIFIED * known))
-    uneven = any(evidence.is_uneven(row) for row in gradients)
-    return float((_FLIPPED_UNEVEN if uneven else _FLIPPED) * noise**0.5)
+    gradients, step = evidence.optimizer.so_far(pair.row), evidence.structure.scope[pair.row][1]
+    share = gradients.worst_share(step)
+    if pair.sources_of("step_grad", "param_grad") and share is not None:
+        return float(max(2 * noise**0.5, _MAGNIFIED * share))
+    return float((_FLIPPED_UNEVEN if gradients.are_uneven(step) else _FLIPPED) * noise**0.5)
 
 
 def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
     """Part of a vector may be zero in theory, as the keys' part of a bias: any noise may flip it. If the elements of
     its gradients are known, so far, they show how many have a sign that noise decides."""
     evidence = pair.evidence
-    gradients = [row for row in evidence.gradients_so_far(pair.row) if not evidence.pairs.equal[row]]
-    shares = [evidence.step_noise(row) for row in gradients]
-    if not pair.sources_of("step_grad", "param_grad") or None in shares:
+    share = evidence.optimizer.so_far(pair.row).worst_share(evidence.structure.scope[pair.row][1])
+    if not pair.sources_of("step_grad", "param_grad") or share is None:
         return 2.0 * bool(noise)
-    return min(2.0, _MAGNIFIED * max((share for share in shares if share is not None), default=0.0))
+    return min(2.0, _MAGNIFIED * share)
 
 
 RULES: tuple[Rule, ...] = (
@@ -407,12 +404,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "error of the norm by which gradients are clipped",
         _is_of("step_grad"),
-        lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.error_of_norm(pair.row)),
+        lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.optimizer.error_of_norm(pair.row)),
     ),
     Rule(
         "both sides clip all gradients to the same norm",
         _is_of("step_grad"),
-        lambda pair: 2 * (pair.evidence.error_of_clipping(pair.row) or 0.0),
+        lambda pair: 2 * (pair.evidence.optimizer.error_of_clipping(pair.row) or 0.0),
     ),
     Rule("its gradient's noise, as an optimizer magnifies it", _is_of("param"), _magnified_noise),
     Rule(

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from tensortap.compare.judge.pairs import Floats, Pairs
+from tensortap.compare.judge.rules.optimizer_gradients import OptimizerGradients
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
 from tensortap.compare.judge.structure import Ints, Structure
@@ -23,11 +24,6 @@ _CANCELS = 8.0
 
 _WITH_STATISTICS = re.compile("(Batch|Group|Instance)Norm")
 _NO_STEPS: tuple[list[int], list[float]] = [], []
-_SAME_CLIPPING = 1e-2
-"""Share of a change of clipping that the norms of all gradients need not explain."""
-_UNEVEN = 0.7
-"""Mean magnitude over the root mean square: 0.8 of normal numbers, 0.69 if a quarter of them is nearly zero, as the
-gradients of an expert's scores that no token chose."""
 
 
 class Evidence:
@@ -50,10 +46,11 @@ class Evidence:
         self.l2 = _view(pairs.l2)
         self.base = _view(pairs.base)
         self.is_vector = np.less_equal(pairs.dimensions, 1).tobytes()
-        self._step_noise: dict[int, float | None] = {}
         self._with_statistics: dict[str, bool] = {}
+        self._parameter_errors: dict[tuple[int, int], float] = {}
         self.wrong = bytearray(len(self.error))
         """Set by the judge."""
+        self.optimizer = OptimizerGradients(self)
         self.summed = SummedGradients(structure, self.l2, pairs.std, self.base, pairs.elements, pairs.dimensions)
 
     def is_known(self, row: int) -> bool:
@@ -64,76 +61,6 @@ class Evidence:
         if cls not in self._with_statistics:
             self._with_statistics[cls] = _WITH_STATISTICS.search(cls) is not None
         return self._with_statistics[cls]
-
-    def gradient_noise(self, row: int, sources: Sequence[int]) -> float:
-        """Return the worst error of the gradients that moved a parameter. A parameter without a gradient that moves
-        all the same follows others, as a moving average of a network does."""
-        structure = self.structure
-        own = [source for source in sources if structure.kind[source] in ("param_grad", "step_grad")]
-        rank, step, _ = structure.scope[row]
-        at = rank, step if structure.number[row] else step - 1  # before a step: since the one before
-        errors = [self.error[source] for source in own or self._gradients_in_step.get(at, [])]
-        return max((error for error in errors if error < float("inf")), default=0.0)
-
-    def gradients_so_far(self, row: int) -> list[int]:
-        """Return the gradients of a parameter up to its step, which an optimizer may have in its moments."""
-        rank, step, _ = self.structure.scope[row]
-        own = self._gradients_by_parameter.get((rank, self.structure.module[row], self.structure.path[row]), ())
-        return [each for each in own if self.structure.scope[each][1] <= step]
-
-    def step_noise(self, row: int) -> float | None:
-        """Return the error of an optimizer's step that a pair of gradients explains; None if it is not known."""
-        if row not in self._step_noise:
-            self._step_noise[row] = self.pairs.step_noise_of(row)
-        return self._step_noise[row]
-
-    def is_uneven(self, row: int) -> bool:
-        """Whether many elements of a tensor are much smaller than the others, beside those that are zero."""
-        others = int(self.pairs.elements[row] - self.pairs.zeros[row])
-        return others > 0 and float(self.pairs.l1[row]) < _UNEVEN * others**0.5 * self.l2[row]
-
-    def error_of_norm(self, row: int) -> float:
-        """Return the error that right gradients of a step may cause in the norm of all of them."""
-        rank, step, _ = self.structure.scope[row]
-        return self._error_of_norm(rank, step)
-
-    def _error_of_norm(self, rank: int, step: int) -> float:
-        rows = [each for each in self._gradients_in_step.get((rank, step), []) if not self.wrong[each]]
-        known = [each for each in rows if self.pairs.distance[each] < float("inf")]
-        size = sum(self.l2[each] ** 2 for each in known)
-        return float((sum(self.pairs.distance[each] ** 2 for each in known) / size) ** 0.5) if size > 0 else 0.0
-
-    def error_of_clipping(self, row: int) -> float | None:
-        """Return the error of a gradient that both sides clipped to the same norm of all gradients.
-
-        Norms show it: each side's factor of this gradient, times its norm of all gradients before, is the norm that it
-        clips to. None if these differ, or if a gradient was accumulated, so that its norm before is not known.
-        """
-        rank, step, _ = self.structure.scope[row]
-        own = self.structure.sources(row)
-        every = self._gradients_in_step.get((rank, step), [])
-        if len(own) != 1 or len({(self.structure.module[each], self.structure.path[each]) for each in every}) < len(
-            every
-        ):
-            return None
-        clipped = []
-        for l2 in (self.l2, self.pairs.candidate_l2):
-            before = float(sum(float(l2[each]) ** 2 for each in every)) ** 0.5
-            if not (l2[own[0]] > 0 and 0 < before < float("inf")):
-                return None
-            clipped.append((float(l2[row] / l2[own[0]]), before))
-        (ours, our_norm), (theirs, their_norm) = clipped
-        explained = our_norm / their_norm
-        if not ours > 0 or abs(theirs / ours / explained - 1) > self.base[row] + _SAME_CLIPPING * abs(explained - 1):
-            return None
-        return float(abs(explained - 1) + explained * self.error[own[0]])
-
-    def error_of_norms(self, row: int) -> float:
-        """Return the worst error of the norm of all gradients, over the steps that have moved a parameter."""
-        rank, last, _ = self.structure.scope[row]
-        last -= not self.structure.number[row]  # before a step
-        steps = [step for of, step in self._gradients_in_step if of == rank and step <= last]
-        return max((self._error_of_norm(rank, step) for step in steps), default=0.0)
 
     def step_size(self, row: int) -> float:
         """Return how far a parameter of the reference moved since it was last recorded, relative to its size."""
@@ -172,10 +99,16 @@ class Evidence:
         rank, step, _ = structure.scope[row]
         if not structure.number[row]:
             return 0.0
-        found = (held for (of, at, _), held in structure.parameters_of.items() if (of, at) == (rank, step))
-        rows = [each for held in found for each in held if structure.kind[each] == "param" and not self.wrong[each]]
+        if (rank, step) in self._parameter_errors:
+            return self._parameter_errors[rank, step]
+        tables = structure.parameters_of.items_in(rank, step)
+        held = [each for (of, at, _), rows in tables if (of, at) == (rank, step) for each in rows]
+        rows = [each for each in held if structure.kind[each] == "param" and not self.wrong[each]]
         errors = [self.error[each] for each in rows if self.is_known(each)]
-        return max((error for error in errors if error < float("inf")), default=0.0)
+        found = max((error for error in errors if error < float("inf")), default=0.0)
+        if max(held, default=-1) < row:  # all of them are judged
+            self._parameter_errors[rank, step] = found
+        return found
 
     @cached_property
     def mixed_rounding(self) -> float:
@@ -191,23 +124,6 @@ class Evidence:
             rows = [row for row in parameters if self.base[row] and not self.wrong[row] and dimensions[row] > 1]
             errors = [self.error[row] for row in rows if self.is_known(row)]
             found[rank, step] = max(found.get((rank, step), 0.0), *(e for e in errors if e < float("inf")), 0.0)
-        return found
-
-    @cached_property
-    def _gradients_in_step(self) -> dict[tuple[int, int], list[int]]:
-        """Rows of all parameter gradients, by rank and step."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for (rank, step, _, _), rows in self.structure.gradients_of.items():
-            found.setdefault((rank, step), []).extend(rows)
-        return found
-
-    @cached_property
-    def _gradients_by_parameter(self) -> dict[tuple[int, str, str], list[int]]:
-        """Rows of all gradients of a parameter, by rank, module and path."""
-        found: dict[tuple[int, str, str], list[int]] = {}
-        for known in (self.structure.gradients_of, self.structure.step_gradients_of):
-            for (rank, _, module, path), rows in known.items():
-                found.setdefault((rank, module, path), []).extend(rows)
         return found
 
     @cached_property
