@@ -16,7 +16,7 @@ from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
-from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.one_sided import (
     find_calls_without_gradient,
     find_extra_gradients,
@@ -28,6 +28,7 @@ from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_val
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.step_judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement

@@ -22,11 +22,12 @@ from tensortap.compare.join.joining import NOT_JOINED, Joining
 from tensortap.compare.join.norms import fill_norms, withdraw_guesses, withdraw_other_parts
 from tensortap.compare.join.scaling import NO_SCALING, Scaling, find_scaling
 from tensortap.compare.judge.findings import FindingBuilder
-from tensortap.compare.judge.judging import Judgement, judge
+from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.lost_masks import find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
+from tensortap.compare.judge.step_judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.operators import judge_operators
-from tensortap.compare.judge.pairs import Floats, Pairs
+from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.rules import (
     FEW_STEPS,
     KINK,
@@ -37,14 +37,13 @@ from tensortap.compare.judge.rules import (
     is_drowned,
 )
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
-from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
-__all__ = ["CallsWithoutGradient", "Judgement", "judge"]
+__all__ = ["CallsWithoutGradient", "Judgement", "PairJudge", "are_nearly"]
 
 _FLOWING = ("input", "output", "grad_output", "grad_input")
 _FLOWING_GRADIENTS = ("grad_output", "grad_input")
@@ -109,11 +108,8 @@ class CallsWithoutGradient:
     """Calls that send none to one of their inputs."""
 
 
-_NONE_LACK = CallsWithoutGradient()
-
-
-class _Judge:
-    """Judges the pairs that are off by more than rounding, in execution order."""
+class PairJudge:
+    """Judges the pairs that are off by more than rounding, one by one, in execution order."""
 
     def __init__(self, evidence: Evidence, without_gradient: CallsWithoutGradient) -> None:
         pairs, policy = evidence.pairs, evidence.policy
@@ -158,8 +154,7 @@ class _Judge:
         self._is_fixed = policy.fixed
 
     def run(self) -> Judgement:
-        for row in np.flatnonzero(self.open).tolist():
-            self._judge(row)
+        self.judge_open(np.flatnonzero(self.open))
         for row, spot in self._unseen_uses.items():
             if spot in self.affected_calls:  # it is not used there either: what depends on it is wrong
                 self.status[row] = "diverged"
@@ -190,7 +185,11 @@ class _Judge:
             frozenset(row for row in self._unsupported if self.status[row] == "close"),
         )
 
-    def _judge(self, row: int) -> None:
+    def judge_open(self, rows: Ints) -> None:
+        for row in rows.tolist():
+            self.judge_pair(row)
+
+    def judge_pair(self, row: int) -> None:
         evidence = self.evidence
         error, wrong, first = evidence.error[row], evidence.wrong, self.structure.first_seen[row]
         known = first < row and self._is_open[first]
@@ -200,7 +199,7 @@ class _Judge:
         if (spot := self._returned_unseen(row)) is not None:
             self._unseen_uses[row] = spot
             self.calls_without_gradient.add(spot)
-            evidence.propagated[row] = 0.0
+            evidence.discount(row)
             self.status[row], self.rule[row] = "unjudged", UNSEEN_USE
             return
         sources = [source for source in self.structure.sources(row) if source < row]
@@ -229,7 +228,7 @@ class _Judge:
             self.tolerance[row], self.rule[row] = 0.0, ROUNDING
         if row in self.pairs.masks and self.pairs.masks[row].ambiguous:
             self._ambiguous.add(row)
-            evidence.propagated[row] = 0.0  # its number says nothing about what is made from it
+            evidence.discount(row)  # its number says nothing about what is made from it
             self.status[row] = "unjudged"
             return
         is_broken = self._is_broken[row]
@@ -259,19 +258,23 @@ class _Judge:
             return
         else:
             self.status[row] = "diverged"
-        wrong[row] = not evidence.forced[row]
-        self.affected_calls.update(lacking)
-        step, kind = self.structure.scope[row][:2], self.structure.kind[row]
         if self.status[row] == "nonfinite":
             propagated = propagated or self._came_through_parameters(row, self._nonfinite_kinds)
-            self._nonfinite_kinds.setdefault(step, set()).add(kind)
-        self._wrong_kinds.setdefault(step, set()).add(kind)
+        self._mark_wrong(row)
+        self.affected_calls.update(lacking)
         if not propagated and (masks := [source for source in sources if source in self._ambiguous]):
             self._blame_mask(masks[0])
             propagated = True
         if not propagated:
             self.born.append(row)
             self.sources_error[row] = incoming if recorded else float("nan")
+
+    def _mark_wrong(self, row: int) -> None:
+        self.evidence.wrong[row] = not self.evidence.forced[row]
+        step, kind = self.structure.scope[row][:2], self.structure.kind[row]
+        if self.status[row] == "nonfinite":
+            self._nonfinite_kinds.setdefault(step, set()).add(kind)
+        self._wrong_kinds.setdefault(step, set()).add(kind)
 
     def _returned_unseen(self, row: int) -> Spot | None:
         """Return the call of a model of which nothing inside is seen, if this is the gradient of one of its outputs.
@@ -446,16 +449,8 @@ def _is_nearly(error: float, other: float) -> bool:
     return error == other or abs(error - other) <= 1e-3 * other < float("inf")
 
 
-def judge(
-    pairs: Pairs,
-    structure: Structure,
-    policy: Policy,
-    reference_moved: Callable[[int, int], float],
-    without_gradient: CallsWithoutGradient = _NONE_LACK,
-) -> Judgement:
-    """Judge all pairs in execution order.
-
-    reference_moved: how far apart two records of the reference are, relative to the first.
-    without_gradient: see `one_sided.find_calls_without_gradient`.
-    """
-    return _Judge(Evidence(pairs, structure, policy, reference_moved), without_gradient).run()
+def are_nearly(errors: Floats, others: Floats) -> npt.NDArray[np.bool_]:
+    """Return `_is_nearly` in columns."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = (np.abs(errors - others) <= 1e-3 * others) & (1e-3 * others < np.inf)
+    return np.asarray((errors == others) | near)

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import repeat
-from typing import Any, Generic, TypeVar, overload
+from itertools import pairwise, repeat
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
+from tensortap.compare.judge.by_step import ByStep
+from tensortap.compare.judge.step_facts import StepFacts, facts_of_step
 from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
 
 __all__ = ["CallRows", "Ints", "Spot", "Structure"]
@@ -30,47 +32,9 @@ __all__ = ["CallRows", "Ints", "Spot", "Structure"]
 Ints = npt.NDArray[np.int64]
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
-_DefaultT = TypeVar("_DefaultT")
 _STEPS_KEPT = 4
 """Steps whose calls are kept; records are judged in order, and state of the step before belongs to a step."""
 _PATTERNS_KEPT = 16
-
-
-class _ByStep(Generic[_KeyT, _ValueT]):
-    """A table of all steps, looked up in that of a key's own step."""
-
-    def __init__(
-        self,
-        steps: Callable[[], Iterator[StepStructure]],
-        step_at: Callable[[int, int], StepStructure | None],
-        step_of: Callable[[_KeyT], StepStructure | None],
-        table_of: Callable[[StepStructure], Mapping[_KeyT, _ValueT]],
-    ) -> None:
-        self._steps, self._step_at, self._step_of, self._table_of = steps, step_at, step_of, table_of
-
-    def __contains__(self, key: _KeyT) -> bool:
-        step = self._step_of(key)
-        return step is not None and key in self._table_of(step)
-
-    @overload
-    def get(self, key: _KeyT) -> _ValueT | None: ...
-    @overload
-    def get(self, key: _KeyT, default: _ValueT | _DefaultT) -> _ValueT | _DefaultT: ...
-    def get(self, key: _KeyT, default: Any = None) -> Any:
-        step = self._step_of(key)
-        return default if step is None else self._table_of(step).get(key, default)
-
-    def items(self) -> Iterator[tuple[_KeyT, _ValueT]]:
-        for step in self._steps():
-            yield from self._table_of(step).items()
-
-    def items_in(self, rank: int, step: int) -> Iterable[tuple[_KeyT, _ValueT]]:
-        """Return the items of the table of one step, which may have others, too."""
-        found = self._step_at(rank, step)
-        return () if found is None else self._table_of(found).items()
-
-    def values(self) -> Iterator[_ValueT]:
-        return (value for _, value in self.items())
 
 
 class Structure:
@@ -88,6 +52,7 @@ class Structure:
         self._kept: OrderedDict[int, StepStructure] = OrderedDict()
         self._patterns: OrderedDict[Hashable, dict[int, Sources]] = OrderedDict()
         self._pattern_of: tuple[int, dict[int, Sources]] = -1, {}
+        self._facts: OrderedDict[Hashable, StepFacts] = OrderedDict()
 
     # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
     # which lists and views return fastest; equal elements of a list are one object.
@@ -120,11 +85,7 @@ class Structure:
     def scope(self) -> list[tuple[int, int, int]]:
         """Rank, step and micro step; see `Side.pass_number`."""
         columns = [self._at(column) for column in (self._side.rank, self._side.step, self._side.pass_number)]
-        changes = np.zeros(len(self._rows), bool)
-        changes[:1] = True
-        for column in columns:
-            changes[1:] |= column[1:] != column[:-1]
-        begins = np.flatnonzero(changes)
+        begins = self.scope_begins
         lengths = np.diff(begins, append=len(self._rows)).tolist()
         found = zip(*(column[begins].tolist() for column in columns), strict=True)
         return [scope for each, length in zip(found, lengths, strict=True) for scope in repeat(each, length)]
@@ -158,6 +119,48 @@ class Structure:
         return found
 
     @cached_property
+    def kind_codes(self) -> Ints:
+        """For each row, the number of its kind in `kind_words`."""
+        return self._at(self._side.kind.codes)
+
+    @property
+    def kind_words(self) -> Sequence[str]:
+        return self._side.kind.words
+
+    @property
+    def module_words(self) -> Sequence[str]:
+        return self._side.module.words
+
+    def modules_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the numbers of the modules of rows in `module_words`, and their steps."""
+        own = self._rows[rows]
+        return np.asarray(self._side.module.codes[own], np.int64), np.asarray(self._side.step[own], np.int64)
+
+    def class_codes(self, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """Return the classes of the modules of rows as numbers, and their names."""
+        return self._side.cls.codes[self._rows[rows]], self._side.cls.words
+
+    def are_at_start(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which rows are of the first step that the reference has."""
+        return np.asarray(self._side.step[self._rows[rows]] == self._first_step)
+
+    @cached_property
+    def integers(self) -> npt.NDArray[np.bool_]:
+        """Whether the reference's record consists of integers, by row."""
+        words = self._side.dtype.words
+        return np.array([word.startswith(("int", "uint")) for word in words], bool)[self._at(self._side.dtype.codes)]
+
+    @cached_property
+    def scope_begins(self) -> Ints:
+        """Rows where another rank, step or micro step begins."""
+        columns = [self._at(column) for column in (self._side.rank, self._side.step, self._side.pass_number)]
+        changes = np.zeros(len(self._rows), bool)
+        changes[:1] = True
+        for column in columns:
+            changes[1:] |= column[1:] != column[:-1]
+        return np.flatnonzero(changes)
+
+    @cached_property
     def _is_whole(self) -> bool:
         return np.array_equal(self._rows, np.arange(len(self._rows)))
 
@@ -177,6 +180,7 @@ class Structure:
         self._kept.clear()
         self._patterns.clear()
         self._pattern_of = -1, {}
+        self._facts.clear()
 
     # --- steps ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -239,8 +243,8 @@ class Structure:
         self,
         step_of: Callable[[_KeyT], StepStructure | None],
         table_of: Callable[[StepStructure], Mapping[_KeyT, _ValueT]],
-    ) -> _ByStep[_KeyT, _ValueT]:
-        return _ByStep(self._steps, self._step_at, step_of, table_of)
+    ) -> ByStep[_KeyT, _ValueT]:
+        return ByStep(self._steps, self._step_at, step_of, table_of)
 
     def _step_of_tensor(self, tensor: int) -> StepStructure | None:
         ids, first = self._tensors
@@ -256,51 +260,51 @@ class Structure:
         return ids[order], first[order]
 
     @cached_property
-    def calls(self) -> _ByStep[Spot, CallRows]:
+    def calls(self) -> ByStep[Spot, CallRows]:
         return self._by_step(lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls)
 
     @cached_property
-    def consumers(self) -> _ByStep[int, list[CallRows]]:
+    def consumers(self) -> ByStep[int, list[CallRows]]:
         """Calls by the number of a tensor that they were given."""
         return self._by_step(self._step_of_tensor, lambda step: step.consumers)
 
     @cached_property
-    def makers(self) -> _ByStep[int, list[tuple[CallRows, int]]]:
+    def makers(self) -> ByStep[int, list[tuple[CallRows, int]]]:
         """Calls that returned a tensor, by its number, with the row; the innermost first."""
         return self._by_step(self._step_of_tensor, lambda step: step.makers)
 
     @cached_property
-    def calls_of_module(self) -> _ByStep[tuple[tuple[int, int, int], str], list[CallRows]]:
+    def calls_of_module(self) -> ByStep[tuple[tuple[int, int, int], str], list[CallRows]]:
         """By scope and module."""
         return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.calls_of_module)
 
     @cached_property
-    def calls_in_step(self) -> _ByStep[tuple[int, int, str], list[CallRows]]:
+    def calls_in_step(self) -> ByStep[tuple[int, int, str], list[CallRows]]:
         """By rank, step and module."""
         return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.calls_in_step)
 
     @cached_property
-    def state(self) -> _ByStep[tuple[int, int, str, str, str, int], int]:
+    def state(self) -> ByStep[tuple[int, int, str, str, str, int], int]:
         """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
         return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.state)
 
     @cached_property
-    def parameters_of(self) -> _ByStep[tuple[int, int, str], list[int]]:
+    def parameters_of(self) -> ByStep[tuple[int, int, str], list[int]]:
         """Rows of the parameters and buffers that a module has before a step, by (rank, step, module)."""
         return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters_of)
 
     @cached_property
-    def gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
+    def gradients_of(self) -> ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
         return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.gradients_of)
 
     @cached_property
-    def step_gradients_of(self) -> _ByStep[tuple[int, int, str, str], list[int]]:
+    def step_gradients_of(self) -> ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
         return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.step_gradients_of)
 
     @cached_property
-    def own_gradients(self) -> _ByStep[tuple[tuple[int, int, int], str], list[int]]:
+    def own_gradients(self) -> ByStep[tuple[tuple[int, int, int], str], list[int]]:
         """Rows of the gradients of a module's own parameters, by scope and module."""
         return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
 
@@ -405,12 +409,36 @@ class Structure:
         if moved is None:
             moved = known[row - begin] = self._step(number).sources(row).map(lambda source: source - begin)
         found = [begin + source for source in moved.rows]
-        if moved.sent:
-            size = self._side.l2
-            sent = sum(float(size[self._rows[begin + source]]) for source in moved.sent)
-            if 2 * sent < float(size[self._rows[row]]):
-                found += [begin + source for source in moved.around]
+        if moved.sent and self.is_used_around(row, [begin + source for source in moved.sent]):
+            found += [begin + source for source in moved.around]
         return found
+
+    def is_used_around(self, row: int, sent: Sequence[int]) -> bool:
+        """Whether a gradient is so much larger than those which users of the output sent back that others did, too."""
+        size = self._side.l2
+        return 2 * sum(float(size[self._rows[each]]) for each in sent) < float(size[self._rows[row]])
+
+    def by_step(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
+        """Yield the number of each step that has some of these rows, and which."""
+        bounds = np.searchsorted(rows, [*self._begins, len(self._rows)])
+        for number, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            if begin < end:
+                yield number, rows[begin:end]
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether there are facts of steps. There are none if calls are renamed: columns have the names as recorded."""
+        return not self._renamed
+
+    def facts(self, number: int) -> tuple[int, StepFacts]:
+        """Return the first row of a step, and its facts, relative to that row."""
+        begin, signature = self._begins[number], self._signature(number)
+        if signature not in self._facts:
+            self._facts[signature] = facts_of_step(self._step(number), self, begin, self._ends[number])
+        self._facts.move_to_end(signature)
+        while len(self._facts) > _PATTERNS_KEPT:
+            self._facts.popitem(last=False)
+        return begin, self._facts[signature]
 
     def _pattern(self, number: int) -> dict[int, Sources]:
         """Return the sources of a step's rows that are known, relative to its first: of all steps that are alike."""

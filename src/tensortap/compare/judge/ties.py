@@ -33,6 +33,9 @@ class Ties:
         self._of: dict[int, ChangedChoice] = {}
         """By row that depends on one: the first choice."""
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def __contains__(self, row: int) -> bool:
         """Whether a row depends on a changed choice."""
         return row in self._of
@@ -93,7 +96,7 @@ class Ties:
 
     def add(self, row: int, choice: ChangedChoice) -> None:
         self._of[row] = choice
-        self._evidence.propagated[row] = 0.0  # how far off its changed tokens are says nothing about the others
+        self._evidence.discount(row)  # how far off its changed tokens are says nothing about the others
 
     def copy(self, row: int, first: int) -> None:
         """Let a row of the same tensor depend on the same choice."""

@@ -18,7 +18,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.judge.pairs import Floats
+from tensortap.compare.judge.rules import columns
+from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.evidence import JudgedPair
+from tensortap.compare.judge.rules.margins import (
+    CANCELLED,
+    ENLARGED,
+    MOST_ASSUMED,
+    MOST_CANCELLED,
+    SHORT,
+    SYSTEMATIC,
+)
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
@@ -37,7 +51,9 @@ __all__ = [
     "UNSEEN_USE",
     "Rule",
     "Tolerance",
+    "Tolerances",
     "find_tolerance",
+    "find_tolerances",
     "is_doubtful_rounding",
     "is_doubtful_sum",
     "is_drowned",
@@ -56,27 +72,16 @@ UNSEEN_USE = "one side runs inside a graph, where the model reads this output it
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
 _CAME_IN, _ACTIVATIONS = "error that came in", "error of the activations"
 _AS_GIVEN = "rtol and atol as given"
-_CANCELLED = 4.0
-_MOST_CANCELLED = 16.0
-"""Times its own rounding. A gradient may be small for another reason, such as a small factor: then less is allowed."""
 _FLOWING = ("input", "output", "grad_output", "grad_input")
-MOST_ASSUMED = 0.25
-"""The largest relative error that a rule allows without a measured error behind it, unless a sum cancels out."""
 _MOST_DOUBTED = 1 / 3
 """The largest relative error of a sum of short numbers that is left unjudged. Half of a batch is more; so is
 a factor of 1.2, which counts double along the tensor."""
-_SHORT = 2.0**-10
-"""The least rounding of a short dtype."""
 _ROUNDINGS_OF_LONG = 16.0
 """Epsilons in the rounding of a long dtype."""
 _FEW_ROUNDINGS = 4.0
 """Epsilons by which a module that calls no others may magnify its roundings."""
 _RUNS_OF_ONE_SIGN = 2.0
 """Size of a sum over that of one with random signs, from which on its terms come in runs of one sign."""
-_ENLARGED = 2.0
-"""Error of what a module without parameters returns over that of what it got; the slope of a GELU is at most 1.13."""
-_SYSTEMATIC = 2.0
-"""Margin over the bound for errors that are alike at all positions."""
 _FLIPPED, _FLIPPED_MAPPED, _FLIPPED_UNEVEN = 4.0, 8.0, 32.0
 """Error of an optimizer's step over the root of its gradient's error: as usual, between two frameworks, and where many
 elements of the gradient are nearly zero."""
@@ -95,6 +100,8 @@ class Rule:
     for_unrecorded: bool = False
     """Whether it allows for something that was not recorded, and by far more than if it were. A match that needs it is
     none: the records do not show whether the difference is noise or a mistake."""
+    in_columns: Callable[[PairColumns], Floats] | None = None
+    """The amount for many pairs at once, 0 where it does not apply. Without it, pairs are judged one by one."""
 
 
 class Tolerance(NamedTuple):
@@ -128,6 +135,34 @@ def find_tolerance(pair: JudgedPair) -> Tolerance:
     return Tolerance(allowed, name, recorded)
 
 
+class Tolerances(NamedTuple):
+    """The tolerances of many pairs, see `Tolerance`."""
+
+    allowed: Floats
+    rules: npt.NDArray[np.int64]
+    """The rule of each pair, as a number in `names`."""
+    names: list[str]
+    recorded: Floats
+
+
+def find_tolerances(pairs: PairColumns) -> Tolerances | None:
+    """Return the tolerances of pairs whose sources are all right; None if they must be judged one by one."""
+    rules = [rule for rule, _ in _rules_of(RULES, pairs.kind)]
+    if not all(rule.in_columns for rule in rules):
+        return None
+    allowed, recorded = pairs.base.copy(), pairs.base.copy()
+    found = np.zeros(len(allowed), np.int64)
+    for number, rule in enumerate(rules, 1):
+        if rule.in_columns is None:
+            continue
+        amount = rule.in_columns(pairs)
+        more = amount > allowed
+        allowed[more], found[more] = amount[more], number
+        if not rule.for_unrecorded:
+            recorded = np.where(amount > recorded, amount, recorded)
+    return Tolerances(allowed, found, [ROUNDING, *(rule.name for rule in rules)], recorded)
+
+
 class _Rules(NamedTuple):
     """All rules, and those of each kind of records, with whether the kind alone decides that they apply."""
 
@@ -146,21 +181,22 @@ def _rules_of(every: tuple[Rule, ...], kind: str) -> tuple[tuple[Rule, bool], ..
     if kind not in _sorted_rules.of_kind:
         found = []
         for rule in every:
-            kinds = rule.applies.kinds if isinstance(rule.applies, _KindIs) else None
-            if kinds is None or kind in kinds:
-                found.append((rule, kinds is not None))
+            by_kind = rule.applies if isinstance(rule.applies, _KindIs) else None
+            if by_kind is None or kind in by_kind.kinds:
+                found.append((rule, by_kind is not None and by_kind.further is None))
         _sorted_rules.of_kind[kind] = tuple(found)
     return _sorted_rules.of_kind[kind]
 
 
 @dataclass(frozen=True)
 class _KindIs:
-    """The condition that a pair is of one of these kinds."""
+    """The condition that a pair is of one of these kinds, and maybe a further one."""
 
     kinds: tuple[str, ...]
+    further: Callable[[JudgedPair], bool] | None = None
 
     def __call__(self, pair: JudgedPair) -> bool:
-        return pair.kind in self.kinds
+        return pair.kind in self.kinds and (self.further is None or self.further(pair))
 
 
 def is_drowned(kind: str, rule: str, error: float) -> bool:
@@ -171,8 +207,8 @@ def is_drowned(kind: str, rule: str, error: float) -> bool:
     return error > MOST_ASSUMED and rule in (_CAME_IN, _ACTIVATIONS) and kind not in ("param", "buffer")
 
 
-def _is_of(*kinds: str) -> Callable[[JudgedPair], bool]:
-    return _KindIs(kinds)
+def _is_of(*kinds: str, further: Callable[[JudgedPair], bool] | None = None) -> Callable[[JudgedPair], bool]:
+    return _KindIs(kinds, further)
 
 
 def _measured_noise(pair: JudgedPair) -> float:
@@ -216,11 +252,11 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
     gradient of values that cancel out is as rough as the gradient that came in.
     """
     rounding = 0.0 if pair.evidence.pairs.isolated is None else _short_rounding(pair)
-    if not rounding >= _SHORT or pair.policy.fixed or pair.policy.noise is not None:
+    if not rounding >= SHORT or pair.policy.fixed or pair.policy.noise is not None:
         return False
     if pair.kind in ("grad_output", "grad_input") and pair.l2 > 0:
         given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
-        if error <= _CANCELLED * rounding * given / pair.l2:
+        if error <= CANCELLED * rounding * given / pair.l2:
             return True
     if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
         error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
@@ -259,7 +295,7 @@ def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
         return False
     evidence = pair.evidence
     rounding = max((evidence.base[source] for source in pair.sources_of("grad_output")), default=0.0)
-    return rounding >= _SHORT and error <= rounding * max(_roundings_of_partial_sums(pair), _roundings_of_runs(pair))
+    return rounding >= SHORT and error <= rounding * max(_roundings_of_partial_sums(pair), _roundings_of_runs(pair))
 
 
 def _assumed(pair: JudgedPair, amount: float) -> float:
@@ -276,7 +312,7 @@ def _rounding_of_mean(pair: JudgedPair) -> float:
         return 0.0
     size = max(sizes) * int(elements[pair.row]) ** 0.5
     given = [evidence.base[source] for source in pair.sources_of("input")]
-    short = max((base for base in given if base >= _SHORT), default=0.0)
+    short = max((base for base in given if base >= SHORT), default=0.0)
     return float(min(MOST_ASSUMED, max(pair.base / _ROUNDINGS_OF_LONG, short) * size / pair.l2))
 
 
@@ -297,7 +333,7 @@ def _absolute_error(pair: JudgedPair) -> float:
     distance = max((float(evidence.pairs.distance[source]) for source in given), default=0.0)
     if not pair.l2 > 0 or not distance < float("inf") or pair.has_parameters or pair.is_made_by_container:
         return 0.0
-    return min(MOST_ASSUMED, _ENLARGED * distance / pair.l2)
+    return min(MOST_ASSUMED, ENLARGED * distance / pair.l2)
 
 
 def _rounding_of_activations(pair: JudgedPair) -> float:
@@ -308,9 +344,9 @@ def _rounding_of_cancelled_gradient(pair: JudgedPair) -> float:
     """A gradient that is sent back may cancel out, as from a norm under a loss that ignores the scale, or to a query
     that a softmax ignores. Its rounding is as large as that of the gradient that came in."""
     given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
-    times = _CANCELLED * given / pair.l2 if 0 < _CANCELLED * pair.l2 < given else 0.0
+    times = CANCELLED * given / pair.l2 if 0 < CANCELLED * pair.l2 < given else 0.0
     if not pair.policy.mapped:
-        times = min(times, _MOST_CANCELLED)
+        times = min(times, MOST_CANCELLED)
     return times * pair.base
 
 
@@ -329,7 +365,7 @@ def _systematic_error(pair: JudgedPair) -> float:
     """
     if not pair.l2 > 0:
         return 0.0
-    return _assumed(pair, _SYSTEMATIC * pair.incoming * pair.summands**0.5 * pair.terms / pair.l2)
+    return _assumed(pair, SYSTEMATIC * pair.incoming * pair.summands**0.5 * pair.terms / pair.l2)
 
 
 def _magnified_noise(pair: JudgedPair) -> float:
@@ -368,39 +404,76 @@ def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("measured noise", lambda pair: pair.policy.noise is not None, _measured_noise),
+    Rule(
+        "measured noise",
+        lambda pair: pair.policy.noise is not None,
+        _measured_noise,
+        in_columns=columns.measured_noise,
+    ),
     Rule(
         "rounding of what it was made from",
         lambda pair: True,
         _rounding_of_sources,
+        in_columns=columns.rounding_of_sources,
     ),
     Rule(
         "rounding of statistics over all positions",
-        lambda pair: pair.kind in ("output", "grad_input") and pair.has_statistics and pair.base < _SHORT,
+        _is_of("output", "grad_input", further=lambda pair: pair.has_statistics and pair.base < SHORT),
         lambda pair: pair.policy.lengthening("param_grad") * pair.base,
+        in_columns=columns.rounding_of_statistics,
     ),
     Rule("rounding of the numbers that it averages", _is_of("buffer"), _rounding_of_mean),
     Rule(
         "error of parameters before a value that was not recorded",
-        lambda pair: pair.kind == "buffer" and not pair.sources_of("input"),
+        _is_of("buffer", further=lambda pair: not pair.sources_of("input")),
         lambda pair: min(MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_parameters(pair.row))),
     ),
-    Rule(_CAME_IN, lambda pair: True, lambda pair: pair.policy.passed_on(pair.incoming)),
-    Rule("error that came in, against what is left", _is_of("output", "grad_input"), _absolute_error),
-    Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations),
-    Rule("rounding of the activations' dtype", _is_of("param_grad"), _rounding_of_activations),
+    Rule(
+        _CAME_IN,
+        lambda pair: True,
+        lambda pair: pair.policy.passed_on(pair.incoming),
+        in_columns=columns.came_in,
+    ),
+    Rule(
+        "error that came in, against what is left",
+        _is_of("output", "grad_input"),
+        _absolute_error,
+        in_columns=columns.absolute_error,
+    ),
+    Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations, in_columns=columns.error_of_activations),
+    Rule(
+        "rounding of the activations' dtype",
+        _is_of("param_grad"),
+        _rounding_of_activations,
+        in_columns=columns.rounding_of_activations,
+    ),
     Rule(
         "error of gradients that were not recorded",
         _is_of("param_grad"),
         lambda pair: _assumed(pair, pair.evidence.summed.unrecorded_error(pair.row, pair.sources)),
+        in_columns=columns.no_error,
     ),
-    Rule("rounding of what cancels out in it", _is_of("grad_output", "grad_input"), _rounding_of_cancelled_gradient),
+    Rule(
+        "rounding of what cancels out in it",
+        _is_of("grad_output", "grad_input"),
+        _rounding_of_cancelled_gradient,
+        in_columns=columns.rounding_of_cancelled_gradient,
+    ),
     Rule(
         "error that came in, alike at all positions that it sums",
-        lambda pair: pair.kind == "param_grad" and pair.is_vector and not pair.evidence.structure.is_at_start(pair.row),
+        _is_of(
+            "param_grad",
+            further=lambda pair: pair.is_vector and not pair.evidence.structure.is_at_start(pair.row),
+        ),
         _systematic_error,
+        in_columns=columns.systematic_error,
     ),
-    Rule(ROUNDING_ALONE, lambda pair: pair.kind == "param_grad" and pair.is_vector, _rounding_of_sum),
+    Rule(
+        ROUNDING_ALONE,
+        _is_of("param_grad", further=lambda pair: pair.is_vector),
+        _rounding_of_sum,
+        in_columns=columns.rounding_of_sum,
+    ),
     Rule(
         "error of the norm by which gradients are clipped",
         _is_of("step_grad"),
@@ -418,11 +491,13 @@ RULES: tuple[Rule, ...] = (
         lambda pair: min(
             MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_tied_parameters(pair.row, pair.sources))
         ),
+        in_columns=columns.no_error,
     ),
     Rule(
         UNSEEN_PARAMETERS,
         _is_of("output", "input"),
         lambda pair: pair.evidence.noise_of_unrecorded_parameters(pair.row),
         for_unrecorded=True,
+        in_columns=columns.noise_of_unrecorded_parameters,
     ),
 )

@@ -11,15 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from tensortap.compare.judge.pairs import Floats, Pairs
+from tensortap.compare.judge.rules.margins import CANCELS
 from tensortap.compare.judge.rules.optimizer_gradients import OptimizerGradients
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
 from tensortap.compare.judge.structure import Ints, Structure
 
 __all__ = ["Evidence", "JudgedPair"]
-
-_CANCELS = 8.0
-"""Times that the terms of a sum are larger than the sum, from which on it cancels out."""
 
 
 _WITH_STATISTICS = re.compile("(Batch|Group|Instance)Norm")
@@ -42,7 +40,9 @@ class Evidence:
         self.error = _view(pairs.error)
         self.forced = bytes(len(self.error)) if isolated is None else isolated.forced.tobytes()
         self.propagated = _numbers(pairs.error if isolated is None else np.where(isolated.forced, 0.0, pairs.error))
-        """The error that records computed from a row inherit."""
+        """The error that records computed from a row inherit. `discount` alone changes it."""
+        self.discounted: set[int] = set()
+        """Rows that were discounted."""
         self.l2 = _view(pairs.l2)
         self.base = _view(pairs.base)
         self.is_vector = np.less_equal(pairs.dimensions, 1).tobytes()
@@ -55,6 +55,11 @@ class Evidence:
 
     def is_known(self, row: int) -> bool:
         return self.error[row] == self.error[row]
+
+    def discount(self, row: int) -> None:
+        """Let records that were computed from a row inherit no error: how far off it is says nothing about them."""
+        self.propagated[row] = 0.0
+        self.discounted.add(row)
 
     def has_statistics(self, cls: str) -> bool:
         """Whether modules of a class compute a mean and a variance over many positions."""
@@ -78,6 +83,10 @@ class Evidence:
         module = self.structure.module[row]
         if (rank, step, module) in self.structure.parameters_of or not step:
             return 0.0
+        return self.noise_before(module, step)
+
+    def noise_before(self, module: str, step: int) -> float:
+        """Return the error that gradient noise of the steps before one may have caused in a module's parameters."""
         known = None if module in self.structure.frozen else module  # a frozen one that moves averages others
         steps, worst = self._worst_gradients.get(known, _NO_STEPS)
         before = bisect_left(steps, step)
@@ -198,7 +207,7 @@ class JudgedPair:
     def cancels(self) -> bool:
         """Whether it is a sum that is small against its terms. A sum with random signs is about as large as they are
         together."""
-        return self.kind == "param_grad" and self.is_vector and _CANCELS * self.l2 < self.terms
+        return self.kind == "param_grad" and self.is_vector and CANCELS * self.l2 < self.terms
 
     @property
     def has_statistics(self) -> bool:

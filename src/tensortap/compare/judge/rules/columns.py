@@ -1,0 +1,214 @@
+"""Amounts of the tolerance rules in columns: for many pairs of one kind at once, as `JudgedPair` has them for one.
+
+A rule of `RULES` that has a function here allows the same to the last bit either way. The judge uses it only for pairs
+whose sources are all right, so how sources were judged is not asked. Roots and sums are Python's own, because those of
+NumPy may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.judge.pairs import Floats
+from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.rules.margins import (
+    CANCELLED,
+    CANCELS,
+    ENLARGED,
+    MOST_ASSUMED,
+    MOST_CANCELLED,
+    SHORT,
+    SYSTEMATIC,
+)
+from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.step_facts import BY_CONTAINER, HAS_PARAMETERS, HAS_STATE
+from tensortap.compare.judge.structure import Ints
+from tensortap.core.records import GRADIENT_KINDS
+
+__all__ = ["PairColumns", "root"]
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass
+class PairColumns:
+    """Pairs of one kind, in execution order. None of their numbers, nor of those of their sources, is NaN."""
+
+    evidence: Evidence
+    kind: str
+    rows: Ints
+    sources: Ints
+    """Those of all pairs, one after the other."""
+    counts: Ints
+    """Number of sources of each pair."""
+    flags: npt.NDArray[np.uint8]
+    """What `step_facts` has about each pair."""
+
+    @cached_property
+    def base(self) -> Floats:
+        return self.evidence.pairs.base[self.rows]
+
+    @cached_property
+    def l2(self) -> Floats:
+        return self.evidence.pairs.l2[self.rows]
+
+    @cached_property
+    def incoming(self) -> Floats:
+        """The worst error among the sources, which are all right, as far as it is known."""
+        return self.worst(np.nan_to_num(np.frombuffer(self.evidence.propagated)[self.sources], nan=0.0, posinf=np.inf))
+
+    @cached_property
+    def is_vector(self) -> Bools:
+        return np.asarray(self.evidence.pairs.dimensions[self.rows] <= 1)
+
+    def has(self, flag: int) -> Bools:
+        return np.asarray((self.flags & flag) != 0)
+
+    def are_of(self, *kinds: str) -> Bools:
+        """Return which of the sources are of one of these kinds."""
+        codes, words = self.evidence.structure.kind_codes, self.evidence.structure.kind_words
+        found: Bools = np.array([word in kinds for word in words], bool)[codes[self.sources]]
+        return found
+
+    def worst(self, values: Floats) -> Floats:
+        """Return for each pair the largest of its sources' values, which are not negative; 0 without sources."""
+        found = np.zeros(len(self.rows))
+        some = self.counts > 0
+        if some.any():
+            begins = (np.cumsum(self.counts) - self.counts)[some]
+            found[some] = np.maximum.reduceat(values, begins)
+        return found
+
+    def worst_of(self, column: Floats, *kinds: str) -> Floats:
+        """Return for each pair the largest value that its sources of some kinds have in a column."""
+        return self.worst(np.where(self.are_of(*kinds), column[self.sources], 0.0))
+
+    @cached_property
+    def summed(self) -> tuple[Ints, Ints]:
+        """The gradients at outputs among the sources, and how many of them each pair has."""
+        chosen = self.are_of("grad_output")
+        owners = np.repeat(np.arange(len(self.rows)), self.counts)[chosen]
+        return self.sources[chosen], np.bincount(owners, minlength=len(self.rows))
+
+    @cached_property
+    def summands(self) -> Floats:
+        """How many numbers each element of a vector's gradient sums."""
+        rows, counts = self.summed
+        elements = self.evidence.pairs.elements
+        ends = np.cumsum(counts)
+        total = np.concatenate([[0], np.cumsum(elements[rows])])
+        given = total[ends] - total[ends - counts]
+        return np.asarray(given / np.maximum(1, elements[self.rows]))
+
+    @cached_property
+    def terms(self) -> Floats:
+        """The norm of the numbers that a vector's gradient sums. Each pair must have gradients at outputs."""
+        rows, counts = self.summed
+        squares = [each**2 for each in self.evidence.pairs.l2[rows].tolist()]
+        ends = np.cumsum(counts).tolist()
+        begins = [0, *ends[:-1]]
+        totals = [sum(squares[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        return np.asarray(np.sqrt(np.array(totals, np.float64)))
+
+    @cached_property
+    def cancels(self) -> Bools:
+        if self.kind != "param_grad":
+            return np.zeros(len(self.rows), bool)
+        return self.is_vector & (CANCELS * self.l2 < self.terms)
+
+    def assumed(self, amount: Floats) -> Floats:
+        """Limit what a rule allows that no measured error backs."""
+        return np.where(self.cancels, amount, np.minimum(amount, MOST_ASSUMED))
+
+
+def root(values: Floats) -> Floats:
+    return np.array([value**0.5 for value in values.tolist()], float)
+
+
+def measured_noise(pairs: PairColumns) -> Floats:
+    noise = pairs.evidence.policy.noise
+    return np.zeros(len(pairs.rows)) if noise is None else np.asarray(noise)[pairs.rows].astype(np.float64)
+
+
+def rounding_of_sources(pairs: PairColumns) -> Floats:
+    return np.where(pairs.has(BY_CONTAINER), pairs.evidence.mixed_rounding, 0.0)
+
+
+def rounding_of_statistics(pairs: PairColumns) -> Floats:
+    structure = pairs.evidence.structure
+    codes, words = structure.class_codes(pairs.rows)
+    with_statistics = np.array([pairs.evidence.has_statistics(word) for word in words], bool)[codes]
+    return np.where(with_statistics & (pairs.base < SHORT), Policy.lengthening("param_grad") * pairs.base, 0.0)
+
+
+def came_in(pairs: PairColumns) -> Floats:
+    return Policy.passed_on(1.0) * pairs.incoming
+
+
+def absolute_error(pairs: PairColumns) -> Floats:
+    distance = pairs.worst_of(pairs.evidence.pairs.distance, "input" if pairs.kind == "output" else "grad_output")
+    excluded = pairs.has(HAS_PARAMETERS | BY_CONTAINER) | ~(pairs.l2 > 0) | ~(distance < np.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(excluded, 0.0, np.minimum(MOST_ASSUMED, ENLARGED * distance / pairs.l2))
+
+
+def error_of_activations(pairs: PairColumns) -> Floats:
+    propagated = np.nan_to_num(np.frombuffer(pairs.evidence.propagated), nan=0.0, posinf=np.inf)
+    return 2 * root(pairs.worst_of(propagated, "input", "output"))
+
+
+def rounding_of_activations(pairs: PairColumns) -> Floats:
+    return pairs.worst_of(pairs.evidence.pairs.base, "input", "output") / 8
+
+
+def no_error(pairs: PairColumns) -> Floats:
+    """The amount of a rule that allows nothing if the gradients at a module's output, or float inputs, are known."""
+    return np.zeros(len(pairs.rows))
+
+
+def rounding_of_cancelled_gradient(pairs: PairColumns) -> Floats:
+    given, l2 = pairs.worst_of(pairs.evidence.pairs.l2, *GRADIENT_KINDS), pairs.l2
+    smaller = (CANCELLED * l2 > 0) & (CANCELLED * l2 < given)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        times = np.where(smaller, CANCELLED * given / l2, 0.0)
+    if not pairs.evidence.policy.mapped:
+        times = np.minimum(times, MOST_CANCELLED)
+    return times * pairs.base
+
+
+def systematic_error(pairs: PairColumns) -> Floats:
+    meant = pairs.is_vector & (pairs.l2 > 0) & ~pairs.evidence.structure.are_at_start(pairs.rows)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        amount = SYSTEMATIC * pairs.incoming * root(pairs.summands) * pairs.terms / pairs.l2
+    return np.where(meant, pairs.assumed(amount), 0.0)
+
+
+def rounding_of_sum(pairs: PairColumns) -> Floats:
+    columns = pairs.evidence.pairs
+    errors = np.where(columns.error < np.inf, columns.error, 0.0)
+    longest = Policy.lengthening("param_grad") * pairs.worst_of(columns.base, "grad_output")
+    coarsest = np.maximum(pairs.base, longest)
+    passed = Policy.passed_on(1.0) * pairs.worst_of(errors, "grad_output")
+    rounding = np.maximum(coarsest, passed) * pairs.terms
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        share = pairs.assumed(rounding / pairs.l2)
+    of_zero = np.where((pairs.l2 == 0) & (columns.distance[pairs.rows] <= rounding), np.inf, 0.0)
+    return np.where(pairs.is_vector, np.where(pairs.l2 > 0, share, of_zero), 0.0)
+
+
+def noise_of_unrecorded_parameters(pairs: PairColumns) -> Floats:
+    found = np.zeros(len(pairs.rows))
+    meant = np.flatnonzero(~pairs.has(HAS_STATE))
+    modules, steps = pairs.evidence.structure.modules_and_steps(pairs.rows[meant])
+    places, which = np.unique(np.stack([modules, steps]), axis=1, return_inverse=True)
+    words = pairs.evidence.structure.module_words
+    noise = [
+        pairs.evidence.noise_before(words[module], step) if step else 0.0
+        for module, step in zip(*places.tolist(), strict=True)
+    ]
+    found[meant] = np.array(noise, float)[which.reshape(-1)]
+    return found

@@ -1,0 +1,20 @@
+"""Limits and margins of the tolerance rules that both ways of applying them use: pair by pair, and in columns."""
+
+from __future__ import annotations
+
+__all__ = ["CANCELLED", "CANCELS", "ENLARGED", "MOST_ASSUMED", "MOST_CANCELLED", "SHORT", "SYSTEMATIC"]
+
+MOST_ASSUMED = 0.25
+"""The largest relative error that a rule allows without a measured error behind it, unless a sum cancels out."""
+CANCELS = 8.0
+"""Times that the terms of a sum are larger than the sum, from which on it cancels out."""
+CANCELLED = 4.0
+"""Times its own rounding by which a gradient may be off that is this much smaller than the one that came in."""
+MOST_CANCELLED = 16.0
+"""Times its own rounding. A gradient may be small for another reason, such as a small factor: then less is allowed."""
+SHORT = 2.0**-10
+"""The least rounding of a short dtype."""
+ENLARGED = 2.0
+"""Error of what a module without parameters returns over that of what it got; the slope of a GELU is at most 1.13."""
+SYSTEMATIC = 2.0
+"""Margin over the bound for errors that are alike at all positions."""
