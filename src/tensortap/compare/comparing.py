@@ -35,7 +35,7 @@ from tensortap.compare.matching import Matched, match, pairs_of, reference_movem
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.truth import truth_of
-from tensortap.compare.memory import release_unused
+from tensortap.compare.memory import rare_collections, release_unused
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.zoom_hint import zoom_hint
@@ -66,7 +66,7 @@ class _Judged(NamedTuple):
 
 
 def run_comparison(reference: Source, candidate: Source, options: ComparisonOptions) -> Comparison:
-    with ExitStack() as opened:
+    with rare_collections(), ExitStack() as opened:
         return open_comparison(reference, candidate, options, opened)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -405,16 +406,33 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
     return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
+_READ_TOGETHER, _BLOCKS_KEPT = 128, 4
+"""Records whose sketches are read together to see how far parameters moved, and how many such blocks are kept."""
+
+
 def reference_movement(matched: Matched) -> Callable[[int, int], float]:
     """Return a function of two pairs: how far apart the reference's records are, by their sketches."""
     side, rows = matched.reference, matched.alignment.reference
+    blocks: OrderedDict[int, dict[int, npt.NDArray[np.float32]]] = OrderedDict()
+
+    def sketch(row: int) -> npt.NDArray[np.float32]:
+        """Return the sketch of a record. Parameters are recorded together, so those near to it are read, too."""
+        block = row // _READ_TOGETHER
+        if block not in blocks:
+            near = np.arange(block * _READ_TOGETHER, min((block + 1) * _READ_TOGETHER, len(side)))
+            near = near[side.has_sketch[near]]
+            blocks[block] = dict(zip(near.tolist(), side.sketches_at(near), strict=True))
+        blocks.move_to_end(block)
+        while len(blocks) > _BLOCKS_KEPT:
+            blocks.popitem(last=False)
+        return blocks[block][row]
 
     def moved(before: int, after: int) -> float:
         both = rows[[before, after]]
         norm = float(side.l2[both[0]])
         if not side.has_sketch[both].all() or not norm:
             return 1.0
-        left, right = side.sketches_at(both)
+        left, right = map(sketch, both.tolist())
         with np.errstate(invalid="ignore"):
             apart = float(np.linalg.norm(left.astype(np.float64) - right)) / norm
         return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed is useless

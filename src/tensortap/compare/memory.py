@@ -1,14 +1,48 @@
-"""Memory between the phases of a comparison."""
+"""Memory between the phases of a comparison, and the garbage collector during one."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["release_unused"]
+__all__ = ["rare_collections", "release_unused"]
+
+_ALLOCATIONS = 50_000
+"""Objects that are allocated before the collector looks at the young ones; Python's own default is 700."""
+_lock = Lock()
+_running = 0
+_before = (0, 0, 0)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the garbage collector run less often.
+
+    A comparison makes many small objects that live for one step. The collector goes through all of them, and through
+    all objects of the program, again and again: up to a third of the time. Comparisons may run in several threads; the
+    last one restores the setting.
+    """
+    global _running, _before
+    with _lock:
+        if not _running:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < _ALLOCATIONS:  # 0: the program has turned it off
+                gc.set_threshold(_ALLOCATIONS, *_before[1:])
+        _running += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if not _running:
+                gc.set_threshold(*_before)
 
 
 def release_unused() -> None:

@@ -35,6 +35,7 @@ class Sketches:
         """`ends` has for each batch the number of rows up to its end."""
         self._ends = np.asarray(ends, np.int64)
         self._read: OrderedDict[int, tuple[Matrix, Ints]] = OrderedDict()
+        self._bytes_read = 0
 
     def _batch(self, number: int) -> Any:
         raise NotImplementedError
@@ -72,6 +73,7 @@ class Sketches:
     def release(self) -> None:
         """Release the batches that were read; later requests read them again."""
         self._read.clear()
+        self._bytes_read = 0
 
     def _unpacked(self, number: int) -> tuple[Matrix, Ints]:
         """Return the sketches of a batch, and which of them each row has; -1 if none."""
@@ -82,9 +84,10 @@ class Sketches:
             count = int(np.count_nonzero(valid))
             which = np.where(valid, np.cumsum(valid) - 1, -1)
             self._read[number] = (flat.reshape(count, -1) if count else np.empty((0, 0), np.float32), which)
+            self._bytes_read += self._read[number][0].nbytes
         self._read.move_to_end(number)
-        while len(self._read) > 2 and sum(matrix.nbytes for matrix, _ in self._read.values()) > _MOST_READ:
-            self._read.popitem(last=False)
+        while len(self._read) > 2 and self._bytes_read > _MOST_READ:
+            self._bytes_read -= self._read.popitem(last=False)[1][0].nbytes
         return self._read[number]
 
 

@@ -27,7 +27,7 @@ __all__ = [
 BY_CONTAINER, HAS_PARAMETERS, HAS_STATE, UNSEEN, SEEN = 1, 2, 4, 8, 16
 """Flags of a record: the own code of a module that calls others made it; its module has parameters or gradients of
 these; its parameters before the step are recorded; it may be the gradient of an output that a model reads unseen; the
-same tensor was seen before, and then its first record is the only source here, because both are usually judged alike."""
+same tensor was seen before, and then its first record is the only source here: both are usually judged alike."""
 
 KINDS_WITH_FACTS = ("input", "output", "grad_output", "grad_input", "param_grad")
 

@@ -116,17 +116,28 @@ class StepStructure:
         return found
 
     def _nest(self, calls: Iterable[CallRows]) -> None:
-        by_place: dict[tuple[tuple[int, int, int], str], list[CallRows]] = defaultdict(list)
+        by_place: dict[tuple[tuple[int, int, int], str], list[CallRows]] = {}
         for call in calls:
-            by_place[call.scope, call.module].append(call)
+            place = call.scope, call.module
+            if place in by_place:
+                by_place[place].append(call)
+            else:
+                by_place[place] = [call]
+        around_of: dict[str, str] = {}
         for call in calls:
             name = call.module
             while name:
-                name = name.rpartition(".")[0]
+                above = around_of.get(name)
+                if above is None:
+                    above = around_of[name] = name.rpartition(".")[0]
+                name = above
+                outer = by_place.get((call.scope, name))
+                if outer is None:
+                    continue
                 # Calls of one module do not overlap: the first that ends later contains this one.
-                around = [c for c in by_place.get((call.scope, name), ()) if c.end >= call.end and c is not call]
+                around = [c for c in outer if c.end >= call.end and c is not call]
                 if around:
-                    call.parent = min(around, key=lambda c: c.end)
+                    call.parent = min(around, key=_end_of)
                     call.parent.children.append(call)
                     break
 
@@ -402,6 +413,10 @@ class StepStructure:
         ]
         outer = {user.parent.spot for user in found if user.parent is not None}
         return [user for user in found if user.spot not in outer]
+
+
+def _end_of(call: CallRows) -> int:
+    return call.end
 
 
 def _inside(call: CallRows, other: CallRows) -> bool:
