@@ -230,7 +230,7 @@ def _is_expected(key: Key, parameters: Parameters | None) -> bool:
 def _find_ends(
     matched: Matched, structure: Structure, isolation: Isolation, rows: Sequence[tuple[int, Key]]
 ) -> dict[int, Finding]:
-    missing = {key for _, key in rows}
+    missing = {key[:6] for _, key in rows}
     # Some inputs never need a gradient, such as tables of angles: only one that the reference has can be lost.
     lost = None
     if "grad_input" in matched.reference.kind.words:
@@ -270,13 +270,13 @@ def _end_of(
     key: Key,
     structure: Structure,
     isolation: Isolation,
-    missing: Collection[Key],
+    missing: Collection[tuple[object, ...]],
     lost: Collection[Key] | None,
     rank: int,
 ) -> str | None:
     """Return the module at which a gradient ends; None if it already ended further on.
 
-    missing: all gradients that the candidate should have and lacks.
+    missing: all gradients that the candidate should have and lacks, without their paths.
     lost: all that it lacks; None if the reference recorded no gradients at inputs.
     """
     scope = rank, key.step, key.micro
@@ -328,7 +328,6 @@ def _users_of(key: Key, structure: Structure, calls: Sequence[CallRows]) -> list
     return [user for row in rows for user in structure.consumers.get(structure.tensor[row], ())]
 
 
-def _sent_nothing(user: CallRows, missing: Collection[Key]) -> bool:
+def _sent_nothing(user: CallRows, missing: Collection[tuple[object, ...]]) -> bool:
     _, step, micro = user.scope
-    place = step, micro, "backward", user.module, user.number, "grad_input"
-    return any(key[:6] == place for key in missing)
+    return (step, micro, "backward", user.module, user.number, "grad_input") in missing

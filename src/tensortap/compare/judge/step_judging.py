@@ -196,11 +196,12 @@ class StepJudge(PairJudge):
         return found
 
     def _lack_gradients(self, rows: Ints) -> list[int]:
-        kinds = self.structure.kind
+        kinds, scopes = self.structure.kind, self.structure.scope
+        lacking = {scope for scope, _, _ in self.calls_without_gradient}
         return [
             place
             for place, row in enumerate(rows.tolist())
-            if kinds[row] in GRADIENT_KINDS and self._calls_that_lack_a_gradient(row)
+            if kinds[row] in GRADIENT_KINDS and scopes[row] in lacking and self._calls_that_lack_a_gradient(row)
         ]
 
     @cached_property
@@ -268,7 +269,9 @@ class StepJudge(PairJudge):
             begin = end
             if way == _COPIED and self.structure.first_seen[row] not in discounted:
                 self._copy_judgement(row, self.structure.first_seen[row])
-            elif way in (_ALONE, _COPIED) or len(self.calls_without_gradient) > lacking:
+            elif way in (_ALONE, _COPIED) or (
+                len(self.calls_without_gradient) > lacking and self._calls_that_lack_a_gradient(row)
+            ):
                 self.judge_pair(row)
             elif any(map(wrong.__getitem__, own)):
                 self._follow_wrong(row)
