@@ -14,8 +14,9 @@ import pyarrow as pa
 
 __all__ = ["rare_collections", "release_unused"]
 
-_ALLOCATIONS = 50_000
-"""Objects that are allocated before the collector looks at the young ones; Python's own default is 700."""
+_THRESHOLDS = (20_000, 5, 5)
+"""Objects that are allocated before the collector looks at the young ones, where Python's own default is 700; and how
+often it does so before it looks at the older ones. Calls of a step refer to each other, so only it frees them."""
 _lock = Lock()
 _running = 0
 _before = (0, 0, 0)
@@ -33,8 +34,8 @@ def rare_collections() -> Iterator[None]:
     with _lock:
         if not _running:
             _before = gc.get_threshold()
-            if 0 < _before[0] < _ALLOCATIONS:  # 0: the program has turned it off
-                gc.set_threshold(_ALLOCATIONS, *_before[1:])
+            if 0 < _before[0] < _THRESHOLDS[0]:  # 0: the program has turned it off
+                gc.set_threshold(*_THRESHOLDS)
         _running += 1
     try:
         yield

@@ -8,7 +8,7 @@ mistake in a run that was exact so far does. `rules` has all tolerances.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -131,9 +131,9 @@ class PairJudge:
         """Gradients of outputs that one side alone uses inside its model, unseen, and the calls that return these."""
         self._passed = 0
         """The records before this one are in `_worst_output`."""
-        self._wrong_kinds: dict[tuple[int, int], set[str]] = {}
+        self._wrong_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         """By rank and step: kinds of the records that are wrong so far."""
-        self._nonfinite_kinds: dict[tuple[int, int], set[str]] = {}
+        self._nonfinite_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         # Pairs that are equal, or off by no more than their own rounding, are right whatever their sources are.
         self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
@@ -271,10 +271,11 @@ class PairJudge:
 
     def _mark_wrong(self, row: int) -> None:
         self.evidence.wrong[row] = not self.evidence.forced[row]
-        step, kind = self.structure.scope[row][:2], self.structure.kind[row]
+        rank, step, _ = self.structure.scope[row]
+        kind = self.structure.kind[row]
         if self.status[row] == "nonfinite":
-            self._nonfinite_kinds.setdefault(step, set()).add(kind)
-        self._wrong_kinds.setdefault(step, set()).add(kind)
+            self._nonfinite_kinds[rank, step].add(kind)
+        self._wrong_kinds[rank, step].add(kind)
 
     def _returned_unseen(self, row: int) -> Spot | None:
         """Return the call of a model of which nothing inside is seen, if this is the gradient of one of its outputs.
@@ -386,7 +387,8 @@ class PairJudge:
         """Judge a record of the very same two tensors as the first one."""
         self.status[row], self.tolerance[row] = self.status[first], self.tolerance[first]
         self.rule[row], self.evidence.wrong[row] = self.rule[first], self.evidence.wrong[first]
-        self.ties.copy(row, first)
+        if self.ties:
+            self.ties.copy(row, first)
 
     def _substitute_source(self, row: int, sources: Sequence[int]) -> list[int]:
         """Return the worst right output before a record whose inputs were not recorded: they may be as far off."""

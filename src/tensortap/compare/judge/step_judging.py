@@ -156,7 +156,7 @@ class StepJudge(PairJudge):
     def _are_usual(self, chunk: _Chunk) -> npt.NDArray[np.bool_]:
         """Return which pairs have all that the rules in columns ask for: known numbers, and sources of some kinds."""
         pairs, structure, rows = self.pairs, self.structure, chunk.rows
-        known = ~np.isnan(pairs.l2) & ~np.isnan(pairs.distance) if self._has_unknown else None
+        known = self._known
         words, codes = structure.kind_words, structure.kind_codes
         found = np.array([word in KINDS_WITH_FACTS for word in words], bool)[codes[rows]]
         found &= pairs.base[rows] > 0
@@ -205,8 +205,10 @@ class StepJudge(PairJudge):
         ]
 
     @cached_property
-    def _has_unknown(self) -> bool:
-        return bool(np.isnan(self.pairs.l2).any() or np.isnan(self.pairs.distance).any())
+    def _known(self) -> npt.NDArray[np.bool_] | None:
+        """Pairs whose numbers are known; None if all are."""
+        unknown = np.isnan(self.pairs.l2) | np.isnan(self.pairs.distance)
+        return ~unknown if unknown.any() else None
 
     @cached_property
     def _broken(self) -> npt.NDArray[np.bool_]:
@@ -260,33 +262,31 @@ class StepJudge(PairJudge):
                 self.evidence.summed.add_right_gradient(row, each)
 
     def _judge_in_order(self, chunk: _Chunk) -> None:
+        """Go through pairs, of which some have a wrong source or must be judged one by one."""
         wrong, discounted = self.evidence.wrong, self.evidence.discounted
+        first_seen, is_wrong = self.structure.first_seen, wrong.__getitem__
         sources, begin = chunk.sources.tolist(), 0
         lacking = len(self.calls_without_gradient)
         steps = zip(chunk.rows.tolist(), chunk.ways.tolist(), chunk.ends.tolist(), strict=True)
         for place, (row, way, end) in enumerate(steps):
             own = sources[begin:end]
             begin = end
-            if way == _COPIED and self.structure.first_seen[row] not in discounted:
-                self._copy_judgement(row, self.structure.first_seen[row])
+            if way == _COPIED and first_seen[row] not in discounted:
+                self._copy_judgement(row, first_seen[row])
             elif way in (_ALONE, _COPIED) or (
                 len(self.calls_without_gradient) > lacking and self._calls_that_lack_a_gradient(row)
             ):
                 self.judge_pair(row)
-            elif any(map(wrong.__getitem__, own)):
-                self._follow_wrong(row)
+            elif any(map(is_wrong, own)):  # which is the only reason, so it needs no tolerance
+                self.rule[row] = ROUNDING
+                self.status[row] = "diverged"
+                if self._is_broken[row]:
+                    self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
+                self._mark_wrong(row)
             elif way == _UNLESS_WRONG or (discounted and not discounted.isdisjoint(own)):
                 self.judge_pair(row)
             else:
                 self._call_right(chunk, place, row)
-
-    def _follow_wrong(self, row: int) -> None:
-        """Call a pair wrong, because a source is, and nothing else can be the reason."""
-        self.rule[row] = ROUNDING
-        self.status[row] = "diverged"
-        if self._is_broken[row]:
-            self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
-        self._mark_wrong(row)
 
 
 def judge(

@@ -59,7 +59,12 @@ class PairColumns:
     @cached_property
     def incoming(self) -> Floats:
         """The worst error among the sources, which are all right, as far as it is known."""
-        return self.worst(np.nan_to_num(np.frombuffer(self.evidence.propagated)[self.sources], nan=0.0, posinf=np.inf))
+        return self.worst(self.propagated)
+
+    @cached_property
+    def propagated(self) -> Floats:
+        """The error that each source propagates, 0 if it is not known."""
+        return np.nan_to_num(np.frombuffer(self.evidence.propagated)[self.sources], nan=0.0, posinf=np.inf)
 
     @cached_property
     def is_vector(self) -> Bools:
@@ -83,9 +88,9 @@ class PairColumns:
             found[some] = np.maximum.reduceat(values, begins)
         return found
 
-    def worst_of(self, column: Floats, *kinds: str) -> Floats:
-        """Return for each pair the largest value that its sources of some kinds have in a column."""
-        return self.worst(np.where(self.are_of(*kinds), column[self.sources], 0.0))
+    def worst_of(self, values: Floats, *kinds: str) -> Floats:
+        """Return for each pair the largest of its sources' values, of those that are of some kinds."""
+        return self.worst(np.where(self.are_of(*kinds), values, 0.0))
 
     @cached_property
     def summed(self) -> tuple[Ints, Ints]:
@@ -150,19 +155,19 @@ def came_in(pairs: PairColumns) -> Floats:
 
 
 def absolute_error(pairs: PairColumns) -> Floats:
-    distance = pairs.worst_of(pairs.evidence.pairs.distance, "input" if pairs.kind == "output" else "grad_output")
+    given = "input" if pairs.kind == "output" else "grad_output"
+    distance = pairs.worst_of(pairs.evidence.pairs.distance[pairs.sources], given)
     excluded = pairs.has(HAS_PARAMETERS | BY_CONTAINER) | ~(pairs.l2 > 0) | ~(distance < np.inf)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(excluded, 0.0, np.minimum(MOST_ASSUMED, ENLARGED * distance / pairs.l2))
 
 
 def error_of_activations(pairs: PairColumns) -> Floats:
-    propagated = np.nan_to_num(np.frombuffer(pairs.evidence.propagated), nan=0.0, posinf=np.inf)
-    return 2 * root(pairs.worst_of(propagated, "input", "output"))
+    return 2 * root(pairs.worst_of(pairs.propagated, "input", "output"))
 
 
 def rounding_of_activations(pairs: PairColumns) -> Floats:
-    return pairs.worst_of(pairs.evidence.pairs.base, "input", "output") / 8
+    return pairs.worst_of(pairs.evidence.pairs.base[pairs.sources], "input", "output") / 8
 
 
 def no_error(pairs: PairColumns) -> Floats:
@@ -171,7 +176,7 @@ def no_error(pairs: PairColumns) -> Floats:
 
 
 def rounding_of_cancelled_gradient(pairs: PairColumns) -> Floats:
-    given, l2 = pairs.worst_of(pairs.evidence.pairs.l2, *GRADIENT_KINDS), pairs.l2
+    given, l2 = pairs.worst_of(pairs.evidence.pairs.l2[pairs.sources], *GRADIENT_KINDS), pairs.l2
     smaller = (CANCELLED * l2 > 0) & (CANCELLED * l2 < given)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         times = np.where(smaller, CANCELLED * given / l2, 0.0)
@@ -189,8 +194,9 @@ def systematic_error(pairs: PairColumns) -> Floats:
 
 def rounding_of_sum(pairs: PairColumns) -> Floats:
     columns = pairs.evidence.pairs
-    errors = np.where(columns.error < np.inf, columns.error, 0.0)
-    longest = Policy.lengthening("param_grad") * pairs.worst_of(columns.base, "grad_output")
+    errors = columns.error[pairs.sources]
+    errors = np.where(errors < np.inf, errors, 0.0)
+    longest = Policy.lengthening("param_grad") * pairs.worst_of(columns.base[pairs.sources], "grad_output")
     coarsest = np.maximum(pairs.base, longest)
     passed = Policy.passed_on(1.0) * pairs.worst_of(errors, "grad_output")
     rounding = np.maximum(coarsest, passed) * pairs.terms
