@@ -15,12 +15,12 @@ from trained_runs import KINDS, Net
 import tensortap as tt
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.judge import rules
-from tensortap.compare.judge.judging import Judgement, PairJudge
+from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.step_judging import StepJudge
-from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.judge.structure import Structure
 
 BASE = 2.0**-19
 
@@ -99,7 +99,7 @@ def random_pairs(side: Side, seed: int) -> Pairs:
     )
 
 
-def judged(kind: type[PairJudge], side: Side, pairs: Pairs, policy: Policy, without: set[Spot]) -> Judgement:
+def judged(kind: type[PairJudge], side: Side, pairs: Pairs, policy: Policy, without: CallsWithoutGradient) -> Judgement:
     structure = Structure(side, np.arange(len(side)))
     return kind(Evidence(pairs, structure, policy, lambda before, after: 0.1), without).run()
 
@@ -120,9 +120,10 @@ def test_columns_and_pairs_give_the_same_judgement(side: Side, seed: int) -> Non
     policy = Policy(noise=noise, mapped=seed % 6 == 5)
     structure = Structure(side, np.arange(len(side)))
     spots = [call.spot for call in structure.calls.values()]
-    without = set(spots[seed :: len(spots) // 2 + 1]) if seed % 3 == 2 else set()
-    expected = judged(PairJudge, side, pairs, policy, set(without))
-    found = judged(StepJudge, side, pairs, policy, set(without))
+    some = frozenset(spots[seed :: len(spots) // 2 + 1]) if seed % 3 == 2 else frozenset()
+    without = CallsWithoutGradient(some, frozenset(spots[seed + 1 :: len(spots) // 2 + 1]) if some else some)
+    expected = judged(PairJudge, side, pairs, policy, without)
+    found = judged(StepJudge, side, pairs, policy, without)
     assert_same(found, expected)
 
 
@@ -138,7 +139,7 @@ def test_most_pairs_are_judged_in_columns(tmp_path: Path, monkeypatch: pytest.Mo
         error=np.full(len(side), 2 * BASE),
         equal=np.zeros(len(side), bool),
     )
-    judged(StepJudge, side, pairs, Policy(), set())
+    judged(StepJudge, side, pairs, Policy(), CallsWithoutGradient())
     assert len(alone) < len(side) / 4
 
 
@@ -146,7 +147,7 @@ def test_a_rule_without_columns_is_applied_pair_by_pair(side: Side, monkeypatch:
     allowed = rules.Rule("anything", lambda pair: True, lambda pair: 3.0)
     monkeypatch.setattr(rules, "RULES", (*rules.RULES, allowed))
     pairs = random_pairs(side, 0)
-    found = judged(StepJudge, side, pairs, Policy(), set())
-    expected = judged(PairJudge, side, pairs, Policy(), set())
+    found = judged(StepJudge, side, pairs, Policy(), CallsWithoutGradient())
+    expected = judged(PairJudge, side, pairs, Policy(), CallsWithoutGradient())
     assert_same(found, expected)
     assert "anything" in found.rule

@@ -7,7 +7,7 @@ execution order, to see which have a wrong source. If nothing is wrong in a step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -196,12 +196,11 @@ class StepJudge(PairJudge):
         return found
 
     def _lack_gradients(self, rows: Ints) -> list[int]:
-        kinds, scopes = self.structure.kind, self.structure.scope
-        lacking = {scope for scope, _, _ in self.calls_without_gradient}
+        kinds = self.structure.kind
         return [
             place
             for place, row in enumerate(rows.tolist())
-            if kinds[row] in GRADIENT_KINDS and scopes[row] in lacking and self._calls_that_lack_a_gradient(row)
+            if kinds[row] in GRADIENT_KINDS and self._calls_that_lack_a_gradient(row)
         ]
 
     @cached_property

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.rules import columns
 from tensortap.compare.judge.rules.columns import PairColumns
+from tensortap.compare.judge.rules.conditions import KindIs, is_of
 from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.compare.judge.rules.margins import (
     CANCELLED,
@@ -181,22 +182,11 @@ def _rules_of(every: tuple[Rule, ...], kind: str) -> tuple[tuple[Rule, bool], ..
     if kind not in _sorted_rules.of_kind:
         found = []
         for rule in every:
-            by_kind = rule.applies if isinstance(rule.applies, _KindIs) else None
+            by_kind = rule.applies if isinstance(rule.applies, KindIs) else None
             if by_kind is None or kind in by_kind.kinds:
                 found.append((rule, by_kind is not None and by_kind.further is None))
         _sorted_rules.of_kind[kind] = tuple(found)
     return _sorted_rules.of_kind[kind]
-
-
-@dataclass(frozen=True)
-class _KindIs:
-    """The condition that a pair is of one of these kinds, and maybe a further one."""
-
-    kinds: tuple[str, ...]
-    further: Callable[[JudgedPair], bool] | None = None
-
-    def __call__(self, pair: JudgedPair) -> bool:
-        return pair.kind in self.kinds and (self.further is None or self.further(pair))
 
 
 def is_drowned(kind: str, rule: str, error: float) -> bool:
@@ -205,10 +195,6 @@ def is_drowned(kind: str, rule: str, error: float) -> bool:
     Parameters are not meant: an optimizer turns the noise of a small gradient into a whole step.
     """
     return error > MOST_ASSUMED and rule in (_CAME_IN, _ACTIVATIONS) and kind not in ("param", "buffer")
-
-
-def _is_of(*kinds: str, further: Callable[[JudgedPair], bool] | None = None) -> Callable[[JudgedPair], bool]:
-    return _KindIs(kinds, further)
 
 
 def _measured_noise(pair: JudgedPair) -> float:
@@ -418,14 +404,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rounding of statistics over all positions",
-        _is_of("output", "grad_input", further=lambda pair: pair.has_statistics and pair.base < SHORT),
+        is_of("output", "grad_input", further=lambda pair: pair.has_statistics and pair.base < SHORT),
         lambda pair: pair.policy.lengthening("param_grad") * pair.base,
         in_columns=columns.rounding_of_statistics,
     ),
-    Rule("rounding of the numbers that it averages", _is_of("buffer"), _rounding_of_mean),
+    Rule("rounding of the numbers that it averages", is_of("buffer"), _rounding_of_mean),
     Rule(
         "error of parameters before a value that was not recorded",
-        _is_of("buffer", further=lambda pair: not pair.sources_of("input")),
+        is_of("buffer", further=lambda pair: not pair.sources_of("input")),
         lambda pair: min(MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_parameters(pair.row))),
     ),
     Rule(
@@ -436,32 +422,32 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "error that came in, against what is left",
-        _is_of("output", "grad_input"),
+        is_of("output", "grad_input"),
         _absolute_error,
         in_columns=columns.absolute_error,
     ),
-    Rule(_ACTIVATIONS, _is_of(*GRADIENT_KINDS), _error_of_activations, in_columns=columns.error_of_activations),
+    Rule(_ACTIVATIONS, is_of(*GRADIENT_KINDS), _error_of_activations, in_columns=columns.error_of_activations),
     Rule(
         "rounding of the activations' dtype",
-        _is_of("param_grad"),
+        is_of("param_grad"),
         _rounding_of_activations,
         in_columns=columns.rounding_of_activations,
     ),
     Rule(
         "error of gradients that were not recorded",
-        _is_of("param_grad"),
+        is_of("param_grad"),
         lambda pair: _assumed(pair, pair.evidence.summed.unrecorded_error(pair.row, pair.sources)),
         in_columns=columns.no_error,
     ),
     Rule(
         "rounding of what cancels out in it",
-        _is_of("grad_output", "grad_input"),
+        is_of("grad_output", "grad_input"),
         _rounding_of_cancelled_gradient,
         in_columns=columns.rounding_of_cancelled_gradient,
     ),
     Rule(
         "error that came in, alike at all positions that it sums",
-        _is_of(
+        is_of(
             "param_grad",
             further=lambda pair: pair.is_vector and not pair.evidence.structure.is_at_start(pair.row),
         ),
@@ -470,24 +456,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ROUNDING_ALONE,
-        _is_of("param_grad", further=lambda pair: pair.is_vector),
+        is_of("param_grad", further=lambda pair: pair.is_vector),
         _rounding_of_sum,
         in_columns=columns.rounding_of_sum,
     ),
     Rule(
         "error of the norm by which gradients are clipped",
-        _is_of("step_grad"),
+        is_of("step_grad"),
         lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.optimizer.error_of_norm(pair.row)),
     ),
     Rule(
         "both sides clip all gradients to the same norm",
-        _is_of("step_grad"),
+        is_of("step_grad"),
         lambda pair: 2 * (pair.evidence.optimizer.error_of_clipping(pair.row) or 0.0),
     ),
-    Rule("its gradient's noise, as an optimizer magnifies it", _is_of("param"), _magnified_noise),
+    Rule("its gradient's noise, as an optimizer magnifies it", is_of("param"), _magnified_noise),
     Rule(
         "error of parameters that it is tied to",
-        _is_of("output"),
+        is_of("output"),
         lambda pair: min(
             MOST_ASSUMED, pair.policy.passed_on(pair.evidence.error_of_tied_parameters(pair.row, pair.sources))
         ),
@@ -495,7 +481,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         UNSEEN_PARAMETERS,
-        _is_of("output", "input"),
+        is_of("output", "input"),
         lambda pair: pair.evidence.noise_of_unrecorded_parameters(pair.row),
         for_unrecorded=True,
         in_columns=columns.noise_of_unrecorded_parameters,
