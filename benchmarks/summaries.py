@@ -4,8 +4,7 @@
 
 Each comparison runs in a process of its own, on one core. The table shows its processor time, its peak memory above
 that of a process that has only imported tensortap, and how the time grows: the exponent of the number of records.
-Cases: `rounding` (each record is off by less than its own rounding), `noise` (each is off by more, as far as the error
-that came in allows), `mistake` (a wrong module in the first step, and everything after it is wrong).
+`summary_runs.py` describes the cases.
 """
 
 from __future__ import annotations
