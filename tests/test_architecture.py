@@ -19,8 +19,9 @@ ROOMS = {
     "core": {"errors"},
     "kernels": COMMON,
     "frameworks": COMMON | {"kernels"},
+    "native": COMMON,
     "store": COMMON | {"kernels"},  # for the digests that verify bytes
-    "capture": COMMON | {"kernels", "frameworks", "store"},
+    "capture": COMMON | {"kernels", "native", "frameworks", "store"},
     "mapping": COMMON,
     "compare": COMMON | {"kernels", "frameworks", "store", "mapping"},
     "health": COMMON | {"kernels", "store", "compare"},

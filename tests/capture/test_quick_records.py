@@ -126,6 +126,7 @@ def carefully(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             changed.setattr(TemplateOpener, "_learned", lambda self, value, opened: opened)
             changed.setattr(recorder.Recorder, "take", lambda *_: False)
             changed.setattr(recorder, "MOST_COPIED", -1)
+            changed.setattr(recorder, "load", lambda: None)
             yield
 
     yield all_of_it
@@ -138,10 +139,10 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     see_end = PlannedWatcher._see_end
 
     def seen(self: PlannedWatcher) -> None:
-        following = self._following
+        following = self._follower.following
         see_end(self)
         if self.armed:
-            steps.append(following and self._log is None and self._at == len(self._events))
+            steps.append(following and self._log is None and self._follower.at == len(self._follower.events))
 
     monkeypatch.setattr(PlannedWatcher, "_see_end", seen)
     return steps

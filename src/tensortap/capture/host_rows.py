@@ -18,9 +18,10 @@ from tensortap.frameworks.base import Framework, HostMemory
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels.summary.batch import SummaryBatch
 
-__all__ = ["CopiedTensor", "HostRows", "TensorCopies"]
+__all__ = ["MOST_REMEMBERED", "CopiedTensor", "HostRows", "TensorCopies"]
 
-_MOST_KNOWN = 100_000
+MOST_REMEMBERED = 100_000
+"""Tensors of a step that are recognised when they come again."""
 
 
 class CopiedTensor:
@@ -60,7 +61,7 @@ class TensorCopies:
             assert row is not None, "a new batch has room for the largest copy"
         copied = CopiedTensor(next(self._numbers), batch, row, kind)
         if remembered and token is not None:
-            if len(self._known) == _MOST_KNOWN:
+            if len(self._known) == MOST_REMEMBERED:
                 self.forget()
             self._known[token] = copied
             self._held.add(tensor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from tensortap import kernels
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.deferred import garbage
+from tensortap.capture.hook_guard import HookGuard
 from tensortap.capture.inside import InsideCalls, InsideOptions
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.messages import say
@@ -107,8 +107,8 @@ class Observer:
         self._sink: Sink | None = None
         self._on_error = on_error
         self._lock = threading.RLock()  # gradients may arrive on the engine's threads
+        self._guard = HookGuard(self._lock, self._handle, self._deliver_interrupt)
         self._clock = Clock()
-        self._seconds = 0.0
         self._eager = eager
         self._inside = inside
         self._idle_steps = 0
@@ -117,7 +117,6 @@ class Observer:
         self._interrupt: BaseException | None = None
         """An interrupt that could not be raised in its hook, until the next point where it can."""
         self._reported = False
-        self._listening = False
         self._closed = False
         self._optimizers: Optimizers | None = None
         self._model = model
@@ -252,12 +251,12 @@ class Observer:
         with self._lock:
             if self._optimizers is not None:
                 self._optimizers.step_ends()
-            self._idle_steps += self._listening and not self._watcher.armed
+            self._idle_steps += self._guard.listening and not self._watcher.armed
             ran = self._watcher.armed and self._clock.idle
             self._end_step()
             self._clock.next_step()
             self._begin_step()
-            if self._listening:
+            if self._guard.listening:
                 self._try(self._watcher.attach)
             else:
                 self._try(self._watcher.drop)
@@ -274,7 +273,7 @@ class Observer:
         with self._lock, garbage.paused():
             try:
                 self._end_step()
-                self._listening = False
+                self._guard.listening = False
                 self._try(partial(self._note_outcome, status))
                 if self._error is not None:
                     status, reason = "failed", str(self._error) or type(self._error).__name__
@@ -316,15 +315,15 @@ class Observer:
 
     # --- steps -------------------------------------------------------------------------------------------------
     def _begin_step(self) -> None:
-        self._listening = self._error is None and self._wants_step(self._clock.step)
+        self._guard.listening = self._error is None and self._wants_step(self._clock.step)
 
     def _wants_step(self, step: int) -> bool:
         return self._selection.wants_step(step)
 
     def _end_step(self) -> None:
         if self._interrupt is not None:
-            self._listening = self._error is None
-        if not self._listening or self._sink is None:
+            self._guard.listening = self._error is None
+        if not self._guard.listening or self._sink is None:
             return
         try:
             self._watcher.end_step()
@@ -343,28 +342,6 @@ class Observer:
                 self._book.notice(text)
 
     # --- errors ------------------------------------------------------------------------------------------------
-    def _guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the hook with its errors caught: an error stops the recording, but not the step that calls the hook.
-
-        An exception of the user, which a signal handler raises inside the hook, reaches the user.
-        """
-
-        def guarded(*args: Any) -> Any:
-            if not self._listening:
-                self._deliver_interrupt()
-                return None
-            started = time.perf_counter()
-            try:
-                with self._lock:
-                    return hook(*args)
-            except BaseException as error:
-                self._handle(error)
-                return None
-            finally:
-                self._seconds += time.perf_counter() - started
-
-        return guarded
-
     def _try(self, task: Callable[[], None]) -> None:
         """Run a task outside of hooks. An error in it stops the recording, not the training."""
         try:
@@ -383,18 +360,18 @@ class Observer:
         if self._framework.propagates_exceptions():
             raise interrupt
         self._interrupt = self._interrupt or interrupt
-        self._listening = False  # until the next hook, or the end of the step, delivers it
+        self._guard.listening = False  # until the next hook, or the end of the step, delivers it
 
     def _deliver_interrupt(self) -> None:
         """Raise an interrupt that came in a hook through which the framework does not propagate exceptions."""
         if self._interrupt is not None and self._framework.propagates_exceptions():
             interrupt, self._interrupt = self._interrupt, None
-            self._listening = self._error is None and not self._closed
+            self._guard.listening = self._error is None and not self._closed
             raise interrupt
 
     def _stop(self, error: BaseException) -> None:
         """Stop recording. The error is reported at the next point that cannot harm training."""
-        self._listening = False
+        self._guard.listening = False
         if self._error is None:
             self._error, self._stopped_in = error, self._clock.step
 

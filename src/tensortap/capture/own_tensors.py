@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortap.capture.coverage import CoverageBook
@@ -22,7 +21,7 @@ class OwnTensors:
         self._book = book
         self._sites: Sequence[Site] = ()
         self._owners: Sequence[Any] = ()
-        self._seen: Any = None
+        self._hook_of: Callable[[Site, str], GradientCallback] = lambda site, name: lambda gradient: None
         self._callbacks: dict[tuple[str, str], GradientCallback] = {}
         self._placed: dict[tuple[str, str], Remove] = {}
         """Hooks on parameters, by module and name. Placing them again would delay the start of each step, when the
@@ -37,9 +36,9 @@ class OwnTensors:
         self._sites, self._owners = list(sites), [site.owner for site in sites]
         self._callbacks.clear()
 
-    def report(self, seen: Any) -> None:
-        """Call `seen` with the module, the name and the gradient of each parameter that gets one."""
-        self._seen = seen
+    def report(self, hook_of: Callable[[Site, str], GradientCallback]) -> None:
+        """Call `hook_of(module, name)` for each parameter, and what it returns with each gradient of that one."""
+        self._hook_of = hook_of
         self._callbacks.clear()
 
     def of(self, kind: str) -> list[tuple[Site, str, Any]]:
@@ -81,7 +80,7 @@ class OwnTensors:
             remove()
             del placed[owner]
         if (seen := self._callbacks.get(owner)) is None:
-            seen = self._callbacks[owner] = partial(self._seen, site, name)
+            seen = self._callbacks[owner] = self._hook_of(site, name)
         if (remove := self._framework.on_parameter_gradient(parameter, seen)) is not None:
             placed[owner] = remove
         elif self._framework.requires_gradient(parameter):

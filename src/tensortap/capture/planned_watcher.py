@@ -7,75 +7,28 @@ next one of the plan needs no finding out: its tensors go to their slots.
 
 The counters stand still meanwhile. At the first event that differs, the events of the plan so far are counted, and the
 step goes on as if there had been no plan. What it does becomes the next plan.
-
-An event is followed only if it is what the plan says in all that a record, a remark or a fact depends on: the module,
-the structure and the plain values of its arguments and outputs, which of them are its own inputs, whether autograd is
-on and reaches them, and whether backward recomputes. Shapes, dtypes and values may differ: they are read every time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 from tensortap.capture.clock import ModuleCall
 from tensortap.capture.flatten import Opened
+from tensortap.capture.follower import NoGradient, PlannedCall, PlannedEnd, new_follower
 from tensortap.capture.slots import RecordSlot
-from tensortap.capture.templates import Template, one_value
 from tensortap.capture.tree import Site, Tree
-from tensortap.capture.watcher import Watcher, Wrappers
-from tensortap.frameworks.base import GradientCallback
+from tensortap.capture.watcher import Guard, Watcher, Wrappers
+from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback
 from tensortap.frameworks.capabilities import Edge
 
 __all__ = ["PlannedWatcher"]
 
 _LONGEST = 100_000
 """Events of the longest plan: a step that never ends must not grow for ever."""
-
-
-@dataclass(slots=True, eq=False)
-class _PlannedCall:
-    """A call of the step before. It is the event of its beginning; `end` is the one of its end."""
-
-    site: Site
-    call: ModuleCall
-    watched: bool
-    recomputing: bool
-    outermost: bool
-    inputs: Template
-    input_slots: Sequence[RecordSlot]
-    reached_inputs: Sequence[bool]
-    end: _PlannedEnd = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.end = _PlannedEnd()
-
-
-@dataclass(slots=True, eq=False)
-class _PlannedEnd:
-    outputs: Template | None = None
-    output_slots: Sequence[RecordSlot] = ()
-    reached_outputs: Sequence[bool] = field(default_factory=list)
-    unchanged: Sequence[bool] = ()
-    """Which outputs are inputs of the call, unchanged."""
-    callbacks: Sequence[GradientCallback] = ()
-
-
-class _NoGradient(NamedTuple):
-    """The event of a gradient that is None."""
-
-    slot: RecordSlot
-
-
-class _OpenCall(NamedTuple):
-    """A call in progress, and what `Watcher` keeps of it meanwhile."""
-
-    planned: _PlannedCall
-    inputs: Mapping[int, int]
-    mark: int
-    edges: Sequence[tuple[str, Edge]]
 
 
 class PlannedWatcher(Watcher):
@@ -86,67 +39,67 @@ class PlannedWatcher(Watcher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._events: Sequence[Any] = ()
-        """The plan: calls, their ends, slots of gradients."""
-        self._at = 0
-        """The number of events of the plan that have come."""
-        self._following = False
-        self._open: list[_OpenCall] = []
-        """The calls in progress, while a plan is followed."""
+        self._follower = new_follower(self._framework, self, self._kinds, self._arguments)
         self._log: list[Any] | None = None
         """The events of this step so far; None if they cannot become a plan."""
-        self._logged_calls: list[_PlannedCall] = []
+        self._logged_calls: list[PlannedCall] = []
         """The calls of the log that are in progress."""
         self._counts: Mapping[str, tuple[int, int, int]] = {}
         """By module, what the plan's events add to the coverage."""
-        self._watches_outputs = "grad_output" in self._kinds
-        self._watches_inputs = "grad_input" in self._kinds
-        self._plain_tensors = self._framework.plain_tensors
+
+    def place(self, guard: Guard, undo: ExitStack) -> None:
+        self._follower.use(guard)
+        super().place(guard, undo)
 
     # --- a step ------------------------------------------------------------------------------------------------
     def arm(self) -> None:
         super().arm()
         sampled = self.recomputations is not None and self.recomputations.samples
-        self._at = 0
-        self._open.clear()
         self._logged_calls.clear()
         by_hooks = self.operators is None and self.inside is None
-        self._following = bool(self._events) and self.uses_plans and by_hooks and not sampled
-        self._log = None if self._following else []
+        follower = self._follower
+        if follower.events and self.uses_plans and by_hooks and not sampled:
+            follower.start(self._clock.step, self.take, self._step_hooks, self.detached is not None)
+            self._log = None
+        else:
+            follower.following = False
+            self._log = []
 
     def _see_end(self) -> None:
-        if self._following and (self._at != len(self._events) or self._open):
+        follower = self._follower
+        if follower.following and (follower.at != len(follower.events) or follower.open):
             self._leave_plan()
-        if self._following:
+        if follower.following:
             for name, counts in self._counts.items():
                 self._book.count(name, *counts)
-            self._following = False
+            follower.following = False
         elif self.armed:  # only the step right before is a plan: facts are written where they differ from it
             whole = self._log is not None and not self._logged_calls and not self._clock.reentrant
-            self._events = self._log if self._log is not None and whole else ()
-            self._counts = _counts(self._events)
+            follower.events = self._log if self._log is not None and whole else []
+            self._counts = _counts(follower.events)
         self._log = None
 
     def _drop_step_hooks(self) -> None:
-        self._following = False
+        self._follower.following = False
         super()._drop_step_hooks()
 
     def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
-        if self._following:
+        if self._follower.following:
             self._leave_plan()
-        self._events, self._log = (), None
+        self._follower.events, self._log = [], None
         super().follow(tree, chosen, fresh, wrappers)
 
     def _leave_plan(self) -> None:
         """Count the events that have come, and go on without the plan."""
-        self._following = False
-        self._log = list(self._events[: self._at])
-        calls: list[tuple[_PlannedCall, ModuleCall]] = []
-        for event in self._log:
-            if type(event) is _PlannedCall:
+        follower = self._follower
+        follower.following = False
+        self._log = log = follower.events[: follower.at]
+        calls: list[tuple[PlannedCall, ModuleCall]] = []
+        for event in log:
+            if type(event) is PlannedCall:
                 event.call = self._count_call(event)  # the log goes on with the calls of this step
                 calls.append((event, event.call))
-            elif type(event) is _PlannedEnd:
+            elif type(event) is PlannedEnd:
                 planned, call = calls.pop()
                 self._clock.leave(planned.site.name)
                 if self.detached is not None and planned.watched and event.outputs is not None:
@@ -156,12 +109,12 @@ class PlannedWatcher(Watcher):
                 if event.kind != "param_grad":
                     self._clock.backward_micro = event.micro
                 self._book.gradient(event.site.name)
-        for (_, call), kept in zip(calls, self._open, strict=True):
-            call.inputs, call.mark, call.edges = kept.inputs, kept.mark, kept.edges
+        for (_, call), (_, inputs, mark, edges) in zip(calls, follower.open, strict=True):
+            call.inputs, call.mark, call.edges = inputs, mark, edges
         self._logged_calls = [planned for planned, _ in calls]
-        self._open.clear()
+        follower.open.clear()
 
-    def _count_call(self, planned: _PlannedCall) -> ModuleCall:
+    def _count_call(self, planned: PlannedCall) -> ModuleCall:
         site, before = planned.site, planned.call
         if before.recomputed:
             call = self._clock.recompute_again(site.name, before.order)
@@ -175,130 +128,75 @@ class PlannedWatcher(Watcher):
         return call
 
     # --- calls -------------------------------------------------------------------------------------------------
+    def _call_hooks(self, site: Site) -> tuple[BeforeCall, AfterCall]:
+        return self._follower.before(site, self._on_begin), self._follower.after(site, self._on_end)
+
     def _begin_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self._open and self._follow_call(site, args, kwargs):
+        if self._follower.open and self._follow_call(site, args, kwargs):
             return None
         return super()._begin_call(site, args, kwargs)
 
     def _end_call(self, site: Site, output: Any) -> Any:
-        if self._open and self._follow_end(site, output):
-            return None
+        if self._follower.open:
+            if self._follower.end(site, output):
+                return None
+            self._leave_plan()
         return super()._end_call(site, output)
 
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not self.armed:
             self._arm_for(site)
-        if self._following and self._follow_call(site, args, kwargs):
+        if self._follower.following and self._follow_call(site, args, kwargs):
             return None
         return super()._before(site, args, kwargs)
 
     def _follow_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Record a call that begins, if it is the next event of the plan. Return whether it is."""
-        planned = self._events[self._at] if self._at < len(self._events) else None
-        framework = self._framework
-        if (
-            type(planned) is not _PlannedCall
-            or planned.site is not site
-            or planned.call.autograd is not framework.records_gradients()
-            or planned.recomputing is not framework.recomputing()
-            or (tensors := planned.inputs.tensors(one_value(args, kwargs, self._plain_tensors), self._plain_tensors))
-            is None
-            or (self.detached is not None and framework.require_gradients(tensors) != planned.reached_inputs)
-        ):
-            self._leave_plan()
-            return False
-        self._at += 1
-        inputs: Mapping[int, int] = {}
-        mark = 0
-        edges: Sequence[tuple[str, Edge]] = ()
-        if planned.watched:
-            if self._watches_outputs:
-                inputs = framework.versions(tensors)
-            if self._watches_inputs and planned.call.autograd:
-                mark = framework.mark()
-                edges = self._edges(site, list(zip(planned.inputs.paths, tensors, strict=True)))
-        self._open.append(_OpenCall(planned, inputs, mark, edges))
-        call = planned.call
-        if call.opens:
-            self.forward_begins()
-            if self.rows is not None and planned.watched:
-                self.rows.entered(call.micro, zip(planned.inputs.paths, tensors, strict=True))
-        if planned.watched and not call.recomputed:
-            template, last = planned.inputs, self._arguments.get(site.name)
-            if (template.plain or last is not None) and (last != template.text or template.arguments is None):
-                self._note_arguments(call, Opened([], [], template.plain, template))
-        self._record_into(planned.input_slots, tensors)
-        return True
+        if self._follower.begin(site, args, kwargs):
+            return True
+        self._leave_plan()
+        return False
 
-    def _follow_end(self, site: Site, output: Any) -> bool:
-        """Record a call that ends, if that is the next event of the plan. Return whether it is."""
-        planned, inputs, mark, edges = self._open[-1]
-        end = planned.end
-        tensors: list[Any] | None = []
-        if self._at == len(self._events) or self._events[self._at] is not end or planned.site is not site:
-            tensors = None
-        elif end.outputs is not None:
-            tensors = end.outputs.tensors(output, self._plain_tensors)
-        if (
-            tensors is None
-            or (self.detached is not None and self._framework.require_gradients(tensors) != end.reached_outputs)
-            or (self._watches_outputs and planned.watched and self._unchanged(inputs, tensors) != end.unchanged)
-        ):
-            self._leave_plan()
-            return False
-        self._at += 1
-        self._open.pop()
-        self._record_into(end.output_slots, tensors)
-        on_gradient, hooks = self._framework.on_gradient, self._step_hooks
-        for tensor, callback, unchanged in zip(tensors, end.callbacks, end.unchanged, strict=False):
-            if not unchanged and (remove := on_gradient(tensor, callback)) is not None:
-                hooks.append(remove)
+    def begin_planned(self, planned: PlannedCall, tensors: Sequence[Any]) -> None:
+        self.forward_begins()
+        if self.rows is not None and planned.watched:
+            self.rows.entered(planned.call.micro, zip(planned.inputs.paths, tensors, strict=True))
+
+    def edges_of_planned(self, planned: PlannedCall, tensors: Sequence[Any]) -> tuple[int, Sequence[tuple[str, Edge]]]:
+        mark = self._framework.mark()
+        return mark, self._edges(planned.site, list(zip(planned.inputs.paths, tensors, strict=True)))
+
+    def note_planned_arguments(self, planned: PlannedCall) -> None:
+        self._note_arguments(planned.call, Opened([], [], planned.inputs.plain, planned.inputs))
+
+    def end_planned(
+        self, planned: PlannedCall, tensors: Sequence[Any], mark: int, edges: Sequence[tuple[str, Edge]]
+    ) -> None:
+        site, call = planned.site, planned.call
         if edges:
-            self._watch_inputs(site, planned.call, edges, tensors, mark)
-        if planned.outermost and planned.watched and not self._watches_outputs and planned.call.autograd:
+            self._watch_inputs(site, call, edges, tensors, mark)
+        if planned.outermost and planned.watched and "grad_output" not in self._kinds and call.autograd:
             self._watch_backward(tensors)
         if planned.outermost or site.name == "":
             self._end_forward(site, planned.outermost)
-        return True
-
-    def _unchanged(self, inputs: Mapping[int, int], tensors: Sequence[Any]) -> list[bool]:
-        if inputs.keys().isdisjoint(map(id, tensors)):
-            return [False] * len(tensors)
-        version = self._framework.version
-        return [(before := inputs.get(id(tensor))) is not None and before == version(tensor) for tensor in tensors]
-
-    def _record_into(self, slots: Sequence[RecordSlot], tensors: Sequence[Any]) -> None:
-        take, step = self.take, self._clock.step
-        for slot, tensor in zip(slots, tensors, strict=False):  # a recomputation has no slots
-            if not take(tensor, slot, step):
-                self._record_carefully(tensor, slot, step)
 
     # --- gradients ---------------------------------------------------------------------------------------------
+    def _gradient_hook(self, slot: RecordSlot) -> GradientCallback:
+        return self._follower.on_gradient(slot, self._on_gradient)
+
+    def _parameter_hook(self, site: Site, name: str) -> GradientCallback:
+        return self._follower.on_parameter_gradient(site, name, self._on_parameter_gradient)
+
     def _gradient(self, slot: RecordSlot, gradient: Any | None) -> None:
-        if self._following:
-            event: Any = slot if gradient is not None else _NoGradient(slot)
-            if self._at < len(self._events) and _is_same(self._events[self._at], event):
-                self._at += 1
-                if gradient is not None and not self.take(gradient, slot, self._clock.step):
-                    self._record_carefully(gradient, slot, self._clock.step)
+        if self._follower.following:
+            if self._follower.gradient(slot, gradient):
                 return
             self._leave_plan()
-        self._note(slot if gradient is not None else _NoGradient(slot))
+        self._note(slot if gradient is not None else NoGradient(slot))
         super()._gradient(slot, gradient)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
-        if self._following and self.armed:
-            slot = self._events[self._at] if self._at < len(self._events) else None
-            if (
-                gradient is not None
-                and type(slot) is RecordSlot
-                and slot.site is site
-                and slot.path == name
-                and slot.kind == "param_grad"
-            ):
-                self._at += 1
-                if not self.take(gradient, slot, self._clock.step):
-                    self._record_carefully(gradient, slot, self._clock.step)
+        if self._follower.following and self.armed:
+            if self._follower.parameter_gradient(site, name, gradient):
                 return
             self._leave_plan()
         if gradient is None:
@@ -324,7 +222,7 @@ class PlannedWatcher(Watcher):
             return call
         watched = site.name in self._sites
         recorded = watched and not call.recomputed and "input" in self._kinds
-        planned = _PlannedCall(
+        planned = PlannedCall(
             site,
             call,
             watched,
@@ -358,19 +256,15 @@ class PlannedWatcher(Watcher):
                 self._note(planned.end)
         super()._leave(site, call, opened)
 
-    def _plan_end(self, planned: _PlannedCall, opened: Opened) -> None:
+    def _plan_end(self, planned: PlannedCall, opened: Opened) -> None:
         site, call, end = planned.site, planned.call, planned.end
         tensors = [tensor for _, tensor in opened.tensors]
         end.outputs, end.reached_outputs = opened.template, self._reached(opened)[1]
         if "output" in self._kinds and not call.recomputed:
             end.output_slots = self._slots_of(site, call, "output", opened, "forward")
-        if self._watches_outputs:
-            end.unchanged = self._unchanged(call.inputs, tensors)
+        if "grad_output" in self._kinds:
+            end.unchanged = self._follower.unchanged(call.inputs, tensors)
             end.callbacks = self._callbacks_of(site, call, opened)
-
-
-def _is_same(planned: Any, event: Any) -> bool:
-    return planned is event or (type(planned) is _NoGradient and planned == event)
 
 
 def _counts(events: Sequence[Any]) -> Mapping[str, tuple[int, int, int]]:
@@ -379,7 +273,7 @@ def _counts(events: Sequence[Any]) -> Mapping[str, tuple[int, int, int]]:
     without: Counter[str] = Counter()
     gradients: Counter[str] = Counter()
     for event in events:
-        if type(event) is _PlannedCall and event.watched and not event.call.recomputed:
+        if type(event) is PlannedCall and event.watched and not event.call.recomputed:
             calls[event.site.name] += 1
             without[event.site.name] += not event.call.autograd
         elif type(event) is RecordSlot:

@@ -6,17 +6,17 @@ their summaries arrive later.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
-from tensortap.capture.host_rows import CopiedTensor, HostRows, TensorCopies
+from tensortap.capture.host_rows import MOST_REMEMBERED, CopiedTensor, HostRows, TensorCopies
 from tensortap.capture.placer import Placer
 from tensortap.capture.repeated_columns import RepeatedColumns
 from tensortap.capture.selection import Keep
@@ -28,8 +28,9 @@ from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.device_reader import DeferralBound, DeviceReader
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
-from tensortap.kernels.summary.batch import MOST_COPIED
+from tensortap.kernels.summary.batch import MOST_COPIED, MOST_ROWS
 from tensortap.kernels.summary.probe import probe
+from tensortap.native import load
 from tensortap.store.format import RING_PREFIX
 from tensortap.store.writer.rank_writer import RankWriter
 
@@ -156,6 +157,13 @@ class Recorder:
             return False
         read, when = self._decided = self._decide(device_reader, tensor, slot, step)
         return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step)
+
+    def quickest_take(self) -> Callable[[Any, RecordSlot, int], bool]:
+        """Return `take`, or what does the same in less time."""
+        if not self._framework.plain_tensors or not self._copies_small or (native := load()) is None:
+            return self.take
+        most = MOST_COPIED, MOST_ROWS, MOST_REMEMBERED, _MOST_PENDING
+        return cast(Callable[[Any, RecordSlot, int], bool], native.Taker(self, self._framework, CopiedTensor, *most))
 
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None

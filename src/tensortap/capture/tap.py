@@ -154,7 +154,8 @@ class RunSink:
         self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))
         self._recorder.compares_gradients = "step_grad" in selection.kinds
         self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
-        self.slots, self.take, self.record_slot = self._recorder.slots, self._recorder.take, self._recorder.record
+        self.slots, self.take = self._recorder.slots, self._recorder.quickest_take()
+        self.record_slot = self._recorder.record
         self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
         self.discard_deferred, self.forget = self._recorder.discard_deferred, self._recorder.forget
 
@@ -398,7 +399,7 @@ class Tap(Observer):
             "step": self._clock.step,
             "recorded": self._book.captured_steps,
             "seconds": now - self._opened,
-            "cost": self._seconds + self._step_seconds if self._budget is None else self._budget.spent,
+            "cost": self._guard.seconds + self._step_seconds if self._budget is None else self._budget.spent,
         }
         with suppress_errors():
             self._run.writer.progress(value)
@@ -425,16 +426,16 @@ class Tap(Observer):
 
         It is part of the run, `tensortap watch` shows it, and a spike keeps the ring's tensors.
         """
-        if self._run is not None and self._listening:
+        if self._run is not None and self._guard.listening:
             value = value.detach() if hasattr(value, "detach") else value
             self._run.incidents.alarm.add_loss(self._clock.step, float(value))
 
     def _begin_step(self) -> None:
         if self._budget is not None and self._clock.step:
-            so_far = self._seconds + self._step_seconds + time.perf_counter() - self._step_began
-            self._budget.end_step(self._listening, so_far)
+            so_far = self._guard.seconds + self._step_seconds + time.perf_counter() - self._step_began
+            self._budget.end_step(self._guard.listening, so_far)
         super()._begin_step()
-        self._recorded_steps += self._listening
+        self._recorded_steps += self._guard.listening
 
     def _wants_step(self, step: int) -> bool:
         return super()._wants_step(step) if self._budget is None else self._budget.wants(step)
@@ -516,7 +517,7 @@ class Tap(Observer):
         own = {
             "steps": self._clock.step,
             "recorded_steps": self._recorded_steps,
-            "seconds_in_hooks": self._seconds,
+            "seconds_in_hooks": self._guard.seconds,
             "seconds_at_step_ends": self._step_seconds,
         }
         return own | written

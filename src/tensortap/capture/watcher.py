@@ -26,7 +26,7 @@ from tensortap.capture.templates import TemplateOpener
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.arguments import written
 from tensortap.core.records import Key
-from tensortap.frameworks.base import BeforeCall, Framework, GradientCallback, Identity, Remove
+from tensortap.frameworks.base import AfterCall, BeforeCall, Framework, GradientCallback, Identity, Remove
 from tensortap.frameworks.capabilities import Edge, GradientGraph
 
 __all__ = ["Watcher"]
@@ -122,8 +122,10 @@ class Watcher:
     def _use(self, guard: Guard) -> None:
         self._guard = self._shares.guard = guard
         # Guarded once, not for every tensor: the step waits for every object that is made per gradient.
+        self._on_begin, self._on_end = guard(self._begin_call), guard(self._end_call)
         self._on_gradient = guard(self._gradient)
-        self._own.report(guard(self._parameter_gradient))
+        self._on_parameter_gradient = guard(self._parameter_gradient)
+        self._own.report(self._parameter_hook)
         self._on_backward = guard(self._backward)
         if self.operators is not None:
             self.operators.use(guard)
@@ -143,10 +145,9 @@ class Watcher:
         self._module_hooks.update(hooked)
         if self.inside is None:
             return
-        begin, end = self._guard(self._begin_call), self._guard(self._end_call)
         own = {each.name for each in hooked}
         sites = [site for site in self._tree.sites if site.name in self._sites or site.name == ""]
-        calls = {site.name: (partial(begin, site), partial(end, site)) for site in sites if site.name not in own}
+        calls = {site.name: self._call_hooks(site) for site in sites if site.name not in own}
         self.inside.place(sites, hooked, calls)
 
     def attach(self) -> None:
@@ -158,12 +159,10 @@ class Watcher:
         self._module_hooks.detach()
 
     def _hooked_modules(self) -> Iterator[HookedModule]:
-        begin, end = self._guard(self._begin_call), self._guard(self._end_call)
         for site in self._tree.sites:
             if (site.name not in self._sites or site.inside is not None) and site.name != "":
                 continue
-            before: BeforeCall = partial(begin, site)
-            after = partial(end, site)
+            before, after = self._call_hooks(site)
             if site.name == "" and self.modes is not None:
                 before = partial(_observed, self.modes, before)
             wrappers = self._wrappers.get(id(site.owner), ())
@@ -172,6 +171,18 @@ class Watcher:
             for wrapper, first in wrappers:
                 if wrapper is not site.module:
                     yield HookedModule(site.name, wrapper, partial(_through, first, before), after)
+
+    def _call_hooks(self, site: Site) -> tuple[BeforeCall, AfterCall]:
+        """Return what to call when a call of this module begins, and when it ends."""
+        return partial(self._on_begin, site), partial(self._on_end, site)
+
+    def _gradient_hook(self, slot: RecordSlot) -> GradientCallback:
+        """Return what to call with the gradient of an output."""
+        return partial(self._on_gradient, slot)
+
+    def _parameter_hook(self, site: Site, name: str) -> GradientCallback:
+        """Return what to call with the gradient of a parameter."""
+        return partial(self._on_parameter_gradient, site, name)
 
     def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
         """Watch the modules of a model that has changed. `fresh` are those that were not watched before."""
@@ -464,7 +475,7 @@ class Watcher:
             if opened.detached is not None:
                 slot.read = AT_ONCE
             if not self.take(tensor, slot, step):
-                self._record_carefully(tensor, slot, step)
+                self.record_carefully(tensor, slot, step)
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
@@ -503,7 +514,7 @@ class Watcher:
 
         def make(paths: Sequence[str]) -> Sequence[GradientCallback]:
             slots = [self._slot(call.micro, "backward", site, call.number, "grad_output", path) for path in paths]
-            return [partial(self._on_gradient, slot) for slot in slots]
+            return [self._gradient_hook(slot) for slot in slots]
 
         if opened.template is None:
             return make([path for path, _ in opened.tensors])
@@ -555,7 +566,7 @@ class Watcher:
         clock.backward_micro = slot.micro
         self._book.gradient(name)
         if not self.take(gradient, slot, clock.step):
-            self._record_carefully(gradient, slot, clock.step)
+            self.record_carefully(gradient, slot, clock.step)
 
     def _parameter_gradient(self, site: Site, name: str, gradient: Any | None) -> None:
         if not self.armed:  # it belongs to an earlier step
@@ -633,9 +644,9 @@ class Watcher:
     def _record(self, tensor: Any, slot: RecordSlot, step: int | None = None) -> None:
         step = self._clock.step if step is None else step
         if not self.take(tensor, slot, step):
-            self._record_carefully(tensor, slot, step)
+            self.record_carefully(tensor, slot, step)
 
-    def _record_carefully(self, tensor: Any, slot: RecordSlot, step: int) -> None:
+    def record_carefully(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         """Record a tensor that has no quick way."""
         if reason := self._framework.unreadable(tensor):
             self._book.remark(slot.module, f"{slot.kind} {slot.path} is not recorded: {reason}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,8 @@ from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
 from tensortap.frameworks.torch.changes import module_changes
 from tensortap.frameworks.torch.exact import TorchExactExecution
-from tensortap.frameworks.torch.graph import TorchGraph, base_of
+from tensortap.frameworks.torch.gradient_hooks import GradientHooks
+from tensortap.frameworks.torch.graph import TorchGraph
 from tensortap.frameworks.torch.optimizers import TorchOptimizers
 from tensortap.frameworks.torch.random_states import random_states
 from tensortap.frameworks.torch.reading import TensorReading
@@ -64,13 +63,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
     def __init__(self) -> None:
         super().__init__()
         self._copies = plain_copies(torch.nn.Module)
-        self._views: deque[tuple[Any, int, list[None]]] = deque(maxlen=16)
-        """The last few outputs that are views, their versions, and lists that record an in-place change."""
-
-    def _check_views(self) -> None:
-        for reference, version, changed in tuple(self._views):  # around every call, so it only looks
-            if not changed and (tensor := reference()) is not None and tensor._version != version:
-                changed.append(None)
+        self._gradient_hooks = GradientHooks()
 
     # --- the process -------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
@@ -192,21 +185,22 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after, self._copies.hold())
 
-        views = self._views
+        views, check_views = self._gradient_hooks.views, self._gradient_hooks.check_views
+        is_compiling = torch.compiler.is_compiling
 
         def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # While a graph is compiled there are no values, and reading would break the graph.
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return None
             if views:
-                self._check_views()
+                check_views()
             return before(args, kwargs)
 
         def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return None
             if views:
-                self._check_views()
+                check_views()
             return after(output)
 
         first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
@@ -214,41 +208,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return partial(_remove_all, (first.remove, last.remove, self._copies.hold()))
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
-        if not tensor.requires_grad:
-            return None
-        base = None
-        if tensor._is_view():
-            # If its memory was changed after its view's node was made, torch makes a new node on access. A hook that is
-            # registered before that would crash the process.
-            _ = tensor.grad_fn
-            base = base_of(tensor)
-        if base is None or base.grad_fn is None:
-            return tensor.register_hook(_TensorHook(seen)).remove
-
-        # When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of
-        # the value before the change then arrives at the base.
-        arrived: list[None] = []
-        changed: list[None] = []
-        shape = tensor.shape
-        self._views.append((weakref.ref(tensor), tensor._version, changed))
-
-        def at_tensor(gradient: torch.Tensor | None) -> None:
-            arrived.append(None)
-            seen(gradient)
-
-        def at_base(gradients: Sequence[torch.Tensor | None]) -> None:
-            if arrived:
-                arrived.clear()
-            elif changed and gradients[0] is not None:  # otherwise the view was never used
-                seen(gradients[0].reshape(shape))
-
-        handles = tensor.register_hook(_TensorHook(at_tensor)), base.grad_fn.register_prehook(at_base)
-
-        def remove() -> None:
-            for handle in handles:
-                handle.remove()
-
-        return remove
+        return self._gradient_hooks.place(tensor, seen)
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: GradientCallback) -> Remove | None:
         if type(parameter) in PLAIN:  # the common case
@@ -310,8 +270,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
     def inside_function(self) -> bool:
         return inside_function()
 
-    def records_gradients(self) -> bool:
-        return torch.is_grad_enabled()
+    records_gradients = staticmethod(torch.is_grad_enabled)
 
     def requires_gradient(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
@@ -389,13 +348,6 @@ class Models(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so it
     @training.setter
     def training(self, mode: bool) -> None:
         """Leave the models as they are: torch sets it when a module is made."""
-
-
-class _TensorHook(partial[None]):
-    """A hook that torch omits, without a warning, when its tensor is saved."""
-
-    __slots__ = ()
-    __torch_unserializable__ = True
 
 
 def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall, release: Remove) -> Remove:

@@ -17,11 +17,12 @@ from numba import types
 from tensortap.kernels.compiling import announced, load
 from tensortap.kernels.summary import cpu, reference, rows
 
-__all__ = ["MOST_COPIED", "SummaryBatch", "layout_address"]
+__all__ = ["MOST_COPIED", "MOST_ROWS", "SummaryBatch", "layout_address"]
 
 MOST_COPIED = 32 << 10
 """Bytes of the largest array that is copied."""
-_ROWS = 512
+MOST_ROWS = 512
+"""Arrays of a batch."""
 _ROOM = 1 << 20
 _ALIGNED = 64
 _DIGEST = 11
@@ -34,7 +35,7 @@ class SummaryBatch:
 
     def __init__(self) -> None:
         _prepare()
-        self._items = np.empty((_ROWS, rows.ITEM), np.int64)
+        self._items = np.empty((MOST_ROWS, rows.ITEM), np.int64)
         self._items_at: int = self._items.ctypes.data
         self._copies = np.empty(_ROOM + _ALIGNED, np.uint8)
         self._next: int = _aligned(self._copies.ctypes.data)
@@ -52,7 +53,7 @@ class SummaryBatch:
         `nbytes` is at most MOST_COPIED, `layout` is from `layout_address`.
         """
         row, at = self._size, self._next
-        if row == _ROWS or at + nbytes > self._end:
+        if row == MOST_ROWS or at + nbytes > self._end:
             return None
         rows.copy_in(address, elements, layout, self._items_at + row * _ITEM_BYTES, at)
         self._next = at + nbytes + -nbytes % _ALIGNED

@@ -1,0 +1,53 @@
+"""What surrounds every hook of a tap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+__all__ = ["HookGuard"]
+
+
+class HookGuard:
+    """Skips hooks while nothing is recorded, lets one run at a time, catches their errors, and adds up their time.
+
+    `native/following.c` reads these attributes, and does the same around the hooks that it has.
+    """
+
+    __slots__ = ("_skipped", "handle", "listening", "lock", "seconds")
+
+    def __init__(
+        self, lock: AbstractContextManager[Any], handle: Callable[[BaseException], None], skipped: Callable[[], None]
+    ) -> None:
+        """`handle` gets the errors; `skipped` is called instead of a hook that is skipped."""
+        self.lock = lock
+        self.handle = handle
+        self.listening = False
+        """Whether hooks run."""
+        self.seconds = 0.0
+        """The time that hooks have taken."""
+        self._skipped = skipped
+
+    def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the hook with its errors caught: an error stops the recording, but not the step that calls the hook.
+
+        An exception of the user, which a signal handler raises inside the hook, reaches the user.
+        """
+
+        def guarded(*args: Any) -> Any:
+            if not self.listening:
+                self._skipped()
+                return None
+            started = time.perf_counter()
+            try:
+                with self.lock:
+                    return hook(*args)
+            except BaseException as error:
+                self.handle(error)
+                return None
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return guarded

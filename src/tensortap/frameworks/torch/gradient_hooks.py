@@ -1,0 +1,98 @@
+"""Hooks on tensors that report their gradients, also where a view is changed in place."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.frameworks.base import GradientCallback, Remove
+from tensortap.frameworks.torch.graph import base_of
+
+__all__ = ["GradientHooks"]
+
+_MOST_VIEWS = 16
+
+
+class GradientHooks:
+    """Places hooks on tensors."""
+
+    def __init__(self) -> None:
+        self.views: deque[_ViewHook] = deque(maxlen=_MOST_VIEWS)
+        """The newest outputs that are views. `check_views` drops those that are gone or have changed."""
+
+    def place(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
+        """Call `seen` with the gradient of a tensor. Return what removes the hook; None if it gets no gradient."""
+        if not tensor.requires_grad:
+            return None
+        base = None
+        if tensor._is_view():
+            # If its memory was changed after its view's node was made, torch makes a new node on access. A hook that is
+            # registered before that would crash the process.
+            _ = tensor.grad_fn
+            base = base_of(tensor)
+        if base is None or (node := base.grad_fn) is None:
+            handle: RemovableHandle = tensor.register_hook(_TensorHook(seen))
+            return handle.remove
+        hook = _ViewHook(tensor, seen)
+        self.views.append(hook)
+        hook.handles = tensor.register_hook(_TensorHook(hook.at_tensor)), node.register_prehook(hook.at_base)
+        return hook.remove
+
+    def check_views(self) -> None:
+        """Look for views that were changed in place. This runs around every call, while there are views."""
+        views = self.views
+        for _ in range(len(views)):
+            try:
+                hook = views.popleft()
+            except IndexError:  # another thread looks, too
+                return
+            if (tensor := hook.tensor()) is not None:
+                if tensor._version == hook.version:
+                    views.append(hook)
+                else:
+                    hook.changed = True
+
+
+class _TensorHook(partial[None]):
+    """A hook that torch omits, without a warning, when its tensor is saved."""
+
+    __slots__ = ()
+    __torch_unserializable__ = True
+
+
+class _ViewHook:
+    """Reports the gradient of an output that is a view.
+
+    When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of the
+    value before the change then arrives at the base.
+    """
+
+    __slots__ = ("_arrived", "_seen", "_shape", "changed", "handles", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, seen: GradientCallback) -> None:
+        self.tensor = weakref.ref(tensor)
+        self.version = tensor._version
+        self.changed = False
+        self.handles: Sequence[RemovableHandle] = ()
+        self._seen = seen
+        self._shape = tensor.shape
+        self._arrived = False
+
+    def at_tensor(self, gradient: torch.Tensor | None) -> None:
+        self._arrived = True
+        self._seen(gradient)
+
+    def at_base(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        if self._arrived:
+            self._arrived = False
+        elif self.changed and gradients[0] is not None:  # otherwise the view was never used
+            self._seen(gradients[0].reshape(self._shape))
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
