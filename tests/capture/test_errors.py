@@ -16,7 +16,7 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.host_rows import TensorCopies
+from tensortap.capture.recorder import Recorder
 from tensortap.capture.uncounted_steps import UncountedSteps
 from tensortap.capture.watcher import Watcher
 from tensortap.cli import app
@@ -104,21 +104,55 @@ def test_an_error_inside_a_hook_does_not_break_the_step(run_path: Path, monkeypa
     zoo.loss_of(model(zoo.batch())).backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    true, calls = TensorCopies.take, []
+    quickest_take, calls = Recorder.quickest_take, []
 
-    def failing(*args: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 14:
-            raise MemoryError("no room for a summary")
-        return true(*args, **options)
+    def failing_take(recorder: Recorder) -> Any:
+        take = quickest_take(recorder)
 
-    monkeypatch.setattr(TensorCopies, "take", failing)
+        def failing(*args: Any) -> bool:
+            calls.append(1)
+            if len(calls) == 14:
+                raise MemoryError("no room for a summary")
+            return take(*args)
+
+        return failing
+
+    monkeypatch.setattr(Recorder, "quickest_take", failing_take)
     options = {"kinds": ALL_KINDS, "on_error": "raise"}
     with pytest.raises(CaptureError, match="no room"), tt.capture(model, run_path, **options) as tap:
         zoo.loss_of(model(zoo.batch())).backward()
         assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
         tap.step()
     assert len(calls) == 14
+
+
+def test_an_error_in_a_step_that_follows_its_plan_does_not_break_it(run_path: Path, capsys: Any) -> None:
+    """The hooks that follow a plan have a guard of their own where they are in C."""
+    torch.manual_seed(0)
+    model = zoo.Residual()
+    zoo.loss_of(model(zoo.batch())).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    calls = []
+
+    def failing(*args: Any) -> bool:
+        calls.append(1)
+        if len(calls) == 5:
+            raise MemoryError("no room for a summary")
+        return True
+
+    with tt.capture(model, run_path) as tap:
+        for step in range(5):
+            model.zero_grad()
+            if step == 4:
+                tap._watcher.take = failing
+            zoo.loss_of(model(zoo.batch())).backward()
+            assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+            if step == 3:
+                assert tap._watcher._follower.following
+            tap.step()
+    assert len(calls) == 5 and hooks_on(model) == 0
+    assert "no room for a summary" in capsys.readouterr().err
+    assert tt.open(run_path).failure
 
 
 def test_the_users_own_error_is_not_hidden_by_ours(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

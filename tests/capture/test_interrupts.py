@@ -15,7 +15,7 @@ import pytest
 import tensortap as tt
 from support.tapping import ALL_KINDS
 from tensortap.capture import recorder
-from tensortap.capture.host_rows import TensorCopies
+from tensortap.capture.recorder import Recorder
 from tensortap.core.interrupts import interrupt_in
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no interval timer")
@@ -151,7 +151,7 @@ def test_an_error_of_the_tap_does_not_reach_the_user(
     def failing(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room for a summary")
 
-    monkeypatch.setattr(TensorCopies, "take", failing)
+    monkeypatch.setattr(Recorder, "quickest_take", lambda _: failing)
     try:
         raise_from_handler(lambda number, frame: raise_(TooLate()))
     except TooLate:

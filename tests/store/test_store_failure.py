@@ -286,6 +286,7 @@ class Together:
     """Rows that come together, as those of a device do."""
 
     may_wait = True
+    gathers = False
 
     def __init__(self, records):
         self.records = records

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
+from tensortap.capture import native_classes
 from tensortap.capture.clock import ModuleCall
 from tensortap.capture.slots import RecordSlot
 from tensortap.capture.templates import Template, one_value
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import Framework, GradientCallback, Remove
 from tensortap.frameworks.capabilities import Edge
-from tensortap.native import load
 
 __all__ = ["Follower", "NoGradient", "PlannedCall", "PlannedEnd", "PlannedWork", "new_follower"]
 
@@ -246,7 +246,6 @@ def new_follower(
     framework: Framework, work: PlannedWork, kinds: frozenset[str], arguments: Mapping[str, str]
 ) -> Follower:
     """Return a follower, the quickest that there is."""
-    if not framework.plain_tensors or (native := load()) is None:
+    if not framework.plain_tensors or (native := native_classes.load()) is None:
         return Follower(framework, work, kinds, arguments)
-    classes = PlannedCall, NoGradient, RecordSlot
-    return cast(Follower, native.Follower(framework, work, kinds, arguments, *classes))
+    return cast(Follower, native.Follower(framework, work, kinds, arguments))

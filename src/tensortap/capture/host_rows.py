@@ -6,21 +6,26 @@ copies of a step together, and makes the columns of their rows: nothing of that 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from array import array
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
+from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.repeated_columns import RepeatedColumns, no_locations, slot_values
 from tensortap.capture.slots import RecordSlot
-from tensortap.frameworks.base import Framework, HostMemory
+from tensortap.frameworks.base import HostMemory
+from tensortap.frameworks.device_reader import TokenHold
 from tensortap.frameworks.tensor_kind import TensorKind
-from tensortap.kernels.summary.batch import SummaryBatch
+from tensortap.kernels.summary.batch import MOST_ROWS, SummaryBatch
 
-__all__ = ["MOST_REMEMBERED", "CopiedTensor", "HostRows", "TensorCopies"]
+__all__ = ["CopiedTensor", "HostRows", "RowEntries", "TensorCopies", "is_copy", "new_copies", "new_entries"]
 
-MOST_REMEMBERED = 100_000
+_MOST_GATHERED = 2
+"""Batches of a step that may wait for later steps: each of them holds a megabyte of copies."""
+_MOST_KNOWN = 100_000
 """Tensors of a step that are recognised when they come again."""
 
 
@@ -39,11 +44,11 @@ class CopiedTensor:
 class TensorCopies:
     """Copies tensors of at most MOST_COPIED bytes, and recognises those that the step has shown before."""
 
-    def __init__(self, framework: Framework, numbers: Iterator[int]) -> None:
+    def __init__(self, hold: TokenHold, numbers: Iterator[int]) -> None:
         self._numbers = numbers
         self._batch: SummaryBatch | None = None
         self._known: dict[Hashable, CopiedTensor] = {}
-        self._held = framework.hold_tokens()
+        self._held = hold
 
     def take(self, tensor: Any, memory: HostMemory, remembered: bool) -> CopiedTensor:
         """Return the copy of a tensor, which was made before if the step has shown it unchanged.
@@ -61,18 +66,11 @@ class TensorCopies:
             assert row is not None, "a new batch has room for the largest copy"
         copied = CopiedTensor(next(self._numbers), batch, row, kind)
         if remembered and token is not None:
-            if len(self._known) == MOST_REMEMBERED:
+            if len(self._known) == _MOST_KNOWN:
                 self.forget()
             self._known[token] = copied
             self._held.add(tensor)
         return copied
-
-    @staticmethod
-    def is_copy(copied: CopiedTensor, memory: HostMemory) -> bool:
-        """Return whether a tensor has the same elements as one that was copied."""
-        kind, address, _ = memory
-        same_kind = kind.name == copied.kind.name and kind.shape == copied.kind.shape
-        return same_kind and copied.batch.is_copy(copied.row, address)
 
     def finish_batch(self) -> None:
         """Add nothing to the newest batch from now on: its summaries are computed on another thread."""
@@ -84,21 +82,53 @@ class TensorCopies:
         self._held.clear()
 
 
-class HostRows:
-    """The rows of one step, in the order in which the tensors came. Implements `store.writer.index.Rows`."""
+class RowEntries:
+    """The rows of a step, in the order in which the tensors came."""
 
+    def __init__(self) -> None:
+        self.slots: list[RecordSlot] = []
+        self.kinds: list[TensorKind] = []
+        self.batches: list[SummaryBatch] = []
+        self._numbers = array("q")
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def append(self, slot: RecordSlot, copied: CopiedTensor, seq: int) -> None:
+        if copied.batch not in self.batches:
+            self.batches.append(copied.batch)
+        self.slots.append(slot)
+        self.kinds.append(copied.kind)
+        self._numbers.extend((self.batches.index(copied.batch), copied.row, copied.number, seq))
+
+    def numbers(self) -> Any:
+        """Return four numbers of each row: the place of its batch, its row there, the tensor's number, its seq."""
+        return self._numbers
+
+
+class HostRows:
+    """The rows of a step, or of several. Implements `store.writer.index.Rows`."""
+
+    __slots__ = ("_alarm", "_made", "_others", "_repeated", "entries", "step")
     may_wait = False
 
-    def __init__(self, step: int, repeated: RepeatedColumns, alarm: Alarm | None) -> None:
+    def __init__(self, step: int, entries: RowEntries, repeated: RepeatedColumns, alarm: Alarm | None) -> None:
         self.step = step
+        self.entries = entries
         self._repeated = repeated
         self._alarm = alarm
-        self.entries: list[tuple[RecordSlot, CopiedTensor, int]] = []
-        """The slot, tensor and seq of each row."""
+        self._others: Sequence[HostRows] = ()
         self._made: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return sum(len(rows.entries) for rows in (self, *self._others))
+
+    @property
+    def gathers(self) -> bool:
+        return len(self.entries.batches) <= _MOST_GATHERED
+
+    def join(self, others: Sequence[Any]) -> None:
+        self._others = others
 
     def arrive(self) -> None:
         """Return at once: the copies are here."""
@@ -106,14 +136,16 @@ class HostRows:
     def show_alarm(self) -> None:
         """Compute the rows now and show them to the alarm, which decides at the end of the step."""
         if self._alarm is not None:
-            dtypes = [tensor.kind.name for _, tensor, _ in self.entries]
-            self._alarm.saw_columns({**self._summaries(), **slot_values(self._slots()), "dtype": dtypes})
+            dtypes = [kind.name for kind in self.entries.kinds]
+            self._alarm.saw_columns({**self._summaries(), **slot_values(self.entries.slots), "dtype": dtypes})
 
     def columns(self) -> Mapping[str, Any]:
-        return {**self._summaries(), **self._repeated.of_slots(self._slots())}
-
-    def _slots(self) -> list[RecordSlot]:
-        return [slot for slot, _, _ in self.entries]
+        parts = self, *self._others
+        summaries = [rows._summaries() for rows in parts]
+        columns = {name: np.concatenate([each[name] for each in summaries]) for name in summaries[0]}
+        columns |= self._repeated.of_slots([slot for rows in parts for slot in rows.entries.slots])
+        columns |= self._repeated.of_tensors([kind for rows in parts for kind in rows.entries.kinds])
+        return {**columns, **no_locations(len(self))}
 
     def _summaries(self) -> Mapping[str, Any]:
         if self._made is None:
@@ -121,22 +153,37 @@ class HostRows:
         return self._made
 
     def _make(self) -> dict[str, Any]:
-        tensors, count = [tensor for _, tensor, _ in self.entries], len(self.entries)
-        batches = list(dict.fromkeys(tensor.batch for tensor in tensors))
-        starts, size = {}, 0
-        for batch in batches:
-            starts[batch] = size
-            size += len(batch)
-        places = np.array([starts[tensor.batch] + tensor.row for tensor in tensors])
-        summaries = [batch.columns() for batch in batches]
+        entries, count = self.entries, len(self.entries)
+        numbers = np.frombuffer(entries.numbers(), np.int64).reshape(count, 4)
+        starts = np.cumsum([0, *map(len, entries.batches)])
+        places = starts[numbers[:, 0]] + numbers[:, 1]
+        summaries = [batch.columns() for batch in entries.batches]
         columns: dict[str, Any] = {
             name: np.concatenate([each[name] for each in summaries]).take(places, axis=0) for name in summaries[0]
         }
         columns["step"] = np.full(count, self.step)
-        columns["seq"] = np.array([seq for _, _, seq in self.entries])
-        columns |= self._repeated.of_kinds(
-            [tensor.kind.name for tensor in tensors], [tensor.kind.shape for tensor in tensors]
-        )
-        columns["tensor"] = [tensor.number for tensor in tensors]
-        columns |= no_locations(count)
+        columns["tensor"], columns["seq"] = numbers[:, 2], numbers[:, 3]
         return columns
+
+
+def new_copies(hold: TokenHold, numbers: Iterator[int], quick: bool) -> TensorCopies:
+    """Return what copies small tensors. `quick` asks for the one in C."""
+    if not quick or (native := native_classes.load()) is None:
+        return TensorCopies(hold, numbers)
+    return cast(TensorCopies, native.Copies(hold, numbers, MOST_ROWS, _MOST_KNOWN))
+
+
+def new_entries(copies: TensorCopies) -> RowEntries:
+    """Return rows for these copies."""
+    if isinstance(copies, TensorCopies):
+        return RowEntries()
+    native = native_classes.load()
+    assert native is not None, "the copies are of its own"
+    return cast(RowEntries, native.Entries())
+
+
+def is_copy(copied: CopiedTensor, memory: HostMemory) -> bool:
+    """Return whether a tensor has the same elements as one that was copied."""
+    kind, address, _ = memory
+    same_kind = kind.name == copied.kind.name and kind.shape == copied.kind.shape
+    return same_kind and copied.batch.is_copy(copied.row, address)

@@ -13,10 +13,11 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
+from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
-from tensortap.capture.host_rows import MOST_REMEMBERED, CopiedTensor, HostRows, TensorCopies
+from tensortap.capture.host_rows import CopiedTensor, HostRows, is_copy, new_copies, new_entries
 from tensortap.capture.placer import Placer
 from tensortap.capture.repeated_columns import RepeatedColumns
 from tensortap.capture.selection import Keep
@@ -28,9 +29,8 @@ from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.device_reader import DeferralBound, DeviceReader
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
-from tensortap.kernels.summary.batch import MOST_COPIED, MOST_ROWS
+from tensortap.kernels.summary.batch import MOST_COPIED
 from tensortap.kernels.summary.probe import probe
-from tensortap.native import load
 from tensortap.store.format import RING_PREFIX
 from tensortap.store.writer.rank_writer import RankWriter
 
@@ -77,7 +77,34 @@ class _Trial:
 
 
 class Recorder:
-    """Writes records of tensors into a run."""
+    """Writes records of tensors into a run. `native/following.c` reads some of its attributes."""
+
+    __slots__ = (
+        "_copies",
+        "_copies_small",
+        "_decided",
+        "_device_columns",
+        "_device_readers",
+        "_framework",
+        "_gather",
+        "_gradients",
+        "_host_rows",
+        "_known",
+        "_lock",
+        "_most_known",
+        "_numbers",
+        "_pending",
+        "_rank",
+        "_repeated",
+        "_seq",
+        "_writer",
+        "alarm",
+        "changed_unseen",
+        "compares_gradients",
+        "placer",
+        "read_order",
+        "slots",
+    )
 
     def __init__(
         self,
@@ -107,13 +134,14 @@ class Recorder:
         self._numbers = count()
         self.placer: Placer | None = None
         """Finds where in a whole each tensor sits; None in a run of one process."""
-        self._copies = TensorCopies(framework, self._numbers)
         self._host_rows: HostRows | None = None
         self._repeated, self._device_columns = RepeatedColumns(), RepeatedColumns()
         self.compares_gradients = True
         """Whether an optimizer's gradients are recorded, and compared with those of backward."""
         self._copies_small = not statistics.added()
         """Whether small tensors may be summarised later. Statistics that were added need the tensor itself."""
+        quick = self._copies_small and bool(framework.plain_tensors)
+        self._copies = new_copies(framework.hold_tokens(), self._numbers, quick)
         self.alarm: Alarm | None = None
         """Looks at every summary for NaN, Inf and the loss."""
         self.changed_unseen: set[str] = set()
@@ -160,10 +188,11 @@ class Recorder:
 
     def quickest_take(self) -> Callable[[Any, RecordSlot, int], bool]:
         """Return `take`, or what does the same in less time."""
-        if not self._framework.plain_tensors or not self._copies_small or (native := load()) is None:
+        native = native_classes.load()
+        if native is None or not isinstance(self._copies, native.Copies):
             return self.take
-        most = MOST_COPIED, MOST_ROWS, MOST_REMEMBERED, _MOST_PENDING
-        return cast(Callable[[Any, RecordSlot, int], bool], native.Taker(self, self._framework, CopiedTensor, *most))
+        most = MOST_COPIED, _MOST_PENDING
+        return cast(Callable[[Any, RecordSlot, int], bool], native.Taker(self, self._framework, self._copies, *most))
 
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None
@@ -190,7 +219,7 @@ class Recorder:
         rows = self._host_rows
         if rows is None or rows.step != step or len(rows.entries) == _MOST_PENDING:
             rows = self._new_host_rows(step)
-        rows.entries.append((slot, copied, self._seq))
+        rows.entries.append(slot, copied, self._seq)
         self._seq += 1
 
     def record_step_gradient(self, tensor: Any, slot: RecordSlot, step: int) -> None:
@@ -222,7 +251,7 @@ class Recorder:
         quick = slot.keep == "summary" and self._copies_small and self.placer is None
         memory = self._framework.host_memory(tensor) if quick else None
         if memory is not None and memory[0].nbytes <= MOST_COPIED:
-            if not (isinstance(gradient, CopiedTensor) and TensorCopies.is_copy(gradient, memory)):
+            if not (isinstance(gradient, CopiedTensor) and is_copy(gradient, memory)):
                 self._append_copy(slot, self._copies.take(tensor, memory, False), step)
             return
         array = self._framework.host(tensor)
@@ -362,7 +391,7 @@ class Recorder:
 
     def _new_host_rows(self, step: int) -> HostRows:
         self._send_host_rows()
-        self._host_rows = HostRows(step, self._repeated, self.alarm)
+        self._host_rows = HostRows(step, new_entries(self._copies), self._repeated, self.alarm)
         return self._host_rows
 
     def _record_here(self, tensor: Any, slot: RecordSlot, step: int, placement: Placement | None = None) -> None:

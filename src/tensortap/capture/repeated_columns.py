@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tensortap.capture.slots import RecordSlot
 from tensortap.core.records import Location
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["RepeatedColumns", "no_locations", "slot_values"]
 
@@ -23,6 +24,8 @@ class RepeatedColumns:
     def __init__(self) -> None:
         self._slots: Sequence[RecordSlot] = ()
         self._slot_columns: Mapping[str, Any] = {}
+        self._tensors: Sequence[TensorKind] = ()
+        self._tensor_columns: Mapping[str, Any] = {}
         self._kinds: tuple[Sequence[str], Sequence[tuple[int, ...]]] = (), ()
         self._kind_columns: Mapping[str, Any] = {}
 
@@ -32,6 +35,13 @@ class RepeatedColumns:
             self._slot_columns = {name: _arrow(column) for name, column in slot_values(slots).items()}
             self._slots = slots
         return self._slot_columns
+
+    def of_tensors(self, kinds: Sequence[TensorKind]) -> Mapping[str, Any]:
+        """Return the columns of dtypes and shapes, by the kinds of tensors."""
+        if kinds != self._tensors:
+            self._tensors = kinds
+            self._tensor_columns = self.of_kinds([kind.name for kind in kinds], [kind.shape for kind in kinds])
+        return self._tensor_columns
 
     def of_kinds(self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Mapping[str, Any]:
         """Return the columns of dtypes and shapes."""

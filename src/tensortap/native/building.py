@@ -6,15 +6,12 @@ this Python builds it, which takes a few seconds, once.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import logging
 import os
-import shlex
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -22,13 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from tensortap.core.machine import PORTABLE
+from tensortap.native.compiler import SOURCE, build, file_name
 
-__all__ = ["SOURCE", "build", "file_name", "load"]
-
-SOURCE = Path(__file__).with_name("following.c")
-_OPTIONS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-_LONGEST = 120
-"""Seconds that a compiler may take."""
+__all__ = ["load"]
 
 _log = logging.getLogger("tensortap")
 
@@ -47,28 +40,6 @@ def load() -> ModuleType | None:
     except (OSError, ImportError, subprocess.SubprocessError) as error:
         _log.debug("hooks run in Python, since their C code cannot be built: %s", error)
         return None
-
-
-def file_name() -> str:
-    """Return the file name of the module for this Python and this source."""
-    content = hashlib.sha256(SOURCE.read_bytes() + " ".join(_OPTIONS).encode()).hexdigest()[:16]
-    return f"following-{content}.{sysconfig.get_config_var('SOABI')}.so"
-
-
-def build(target: Path) -> None:
-    """Compile the module into a file, which appears when it is complete."""
-    header = Path(sysconfig.get_path("include"))
-    if not (header / "Python.h").is_file():
-        raise FileNotFoundError(f"no Python.h in {header}")
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    linking = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    command = [*compiler, *_OPTIONS, *linking, f"-I{header}", str(SOURCE), "-o", str(partial)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _build_in_cache(name: str) -> Path:

@@ -7,7 +7,7 @@ then soon traverses everything that the program holds. So there are columns of n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -125,6 +125,11 @@ class PendingRows:
     def may_wait(self) -> bool:
         """Whether the rows may stay in memory: not while a trial in them decides over deferring a slot."""
         return all(slot.decided for slot, _ in self._second_reads.values())
+
+    gathers = False
+
+    def join(self, others: Sequence[Any]) -> None:
+        raise NotImplementedError("its results are on a device, in the memory of one step")
 
     def arrive(self) -> None:
         self.device_reader.wait(self.tickets)

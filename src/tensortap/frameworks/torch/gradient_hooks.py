@@ -6,9 +6,9 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from tensortap.frameworks.base import GradientCallback, Remove
 from tensortap.frameworks.torch.graph import base_of
@@ -36,11 +36,10 @@ class GradientHooks:
             _ = tensor.grad_fn
             base = base_of(tensor)
         if base is None or (node := base.grad_fn) is None:
-            handle: RemovableHandle = tensor.register_hook(_TensorHook(seen))
-            return handle.remove
-        hook = _ViewHook(tensor, seen)
+            remove: Remove = tensor.register_hook(_TensorHook(seen)).remove
+            return remove
+        hook = _ViewHook(tensor, seen, node)
         self.views.append(hook)
-        hook.handles = tensor.register_hook(_TensorHook(hook.at_tensor)), node.register_prehook(hook.at_base)
         return hook.remove
 
     def check_views(self) -> None:
@@ -55,7 +54,7 @@ class GradientHooks:
                 if tensor._version == hook.version:
                     views.append(hook)
                 else:
-                    hook.changed = True
+                    hook.watch_base()
 
 
 class _TensorHook(partial[None]):
@@ -69,30 +68,37 @@ class _ViewHook:
     """Reports the gradient of an output that is a view.
 
     When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of the
-    value before the change then arrives at the base.
+    value before the change then arrives at the base, whose node has to be known from before.
     """
 
-    __slots__ = ("_arrived", "_seen", "_shape", "changed", "handles", "tensor", "version")
+    __slots__ = ("_arrived", "_handles", "_node", "_seen", "_shape", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, seen: GradientCallback) -> None:
+    def __init__(self, tensor: torch.Tensor, seen: GradientCallback, node: Any) -> None:
         self.tensor = weakref.ref(tensor)
         self.version = tensor._version
-        self.changed = False
-        self.handles: Sequence[RemovableHandle] = ()
+        self._handles = [tensor.register_hook(_TensorHook(self._at_tensor))]
         self._seen = seen
         self._shape = tensor.shape
+        self._node = node
         self._arrived = False
 
-    def at_tensor(self, gradient: torch.Tensor | None) -> None:
+    def watch_base(self) -> None:
+        """Watch the base from now on: the view has changed."""
+        if self._node is not None:  # otherwise the hook was removed
+            self._handles.append(self._node.register_prehook(self._at_base))
+            self._node = None
+
+    def _at_tensor(self, gradient: torch.Tensor | None) -> None:
         self._arrived = True
         self._seen(gradient)
 
-    def at_base(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _at_base(self, gradients: Sequence[torch.Tensor | None]) -> None:
         if self._arrived:
             self._arrived = False
-        elif self.changed and gradients[0] is not None:  # otherwise the view was never used
+        elif gradients[0] is not None:  # otherwise the view was never used
             self._seen(gradients[0].reshape(self._shape))
 
     def remove(self) -> None:
-        for handle in self.handles:
+        for handle in self._handles:
             handle.remove()
+        self._node = None

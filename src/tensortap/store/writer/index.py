@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tensortap.core.records import Record
 from tensortap.core.sketches import FULL
@@ -26,6 +26,11 @@ MOST_WAITING = 4096
 MOST_AHEAD = 32_768
 """The same for rows that are appended together: they take little memory until they are written."""
 
+MOST_GATHERED = 8
+"""Steps whose rows are written together: for few rows, a batch takes as long as all of its rows do."""
+ENOUGH = 4096
+"""Rows that need not wait for those of later steps."""
+
 _RESCUED = 8
 """Rows of a batch on a full disk."""
 
@@ -38,6 +43,13 @@ class Rows(Protocol):
     @property
     def may_wait(self) -> bool:
         """Whether they may be written a step later."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether they may wait for those of a few later steps, to be written together with them."""
+
+    def join(self, others: Sequence[Any]) -> None:
+        """Become these rows and those of others that gather, which come after them."""
 
     def arrive(self) -> None:
         """Wait until the rows are in host memory."""
@@ -174,8 +186,20 @@ class IndexWriter:
             if step_is_over and count and not isinstance(newest := self._rows[-1], Record) and newest.may_wait:
                 self._expected = newest
                 count -= 1
+            elif step_is_over and not self._by_step:
+                count -= self._gathered()
             self._urgent = max(self._urgent, count)
             self._due.notify_all()
+
+    def _gathered(self) -> int:
+        """Return how many of the newest entries may wait for those of later steps."""
+        steps = rows = 0
+        for entry in reversed(self._rows):
+            if isinstance(entry, Record) or not entry.gathers:
+                break
+            steps += 1
+            rows += len(entry)
+        return steps if steps < MOST_GATHERED and rows < ENOUGH else 0
 
     def flush(self) -> None:
         """Wait until all rows so far are written."""
@@ -262,12 +286,21 @@ class IndexWriter:
                 first = self._seen.first(record.tensor for record in records)
                 yield len(records), encode(records, first, self._schema, self._buckets, self._placements)
             else:
-                for together in some:
-                    assert not isinstance(together, Record)
+                for together in self._joined(cast("list[Rows]", list(some))):
                     columns = together.columns()
                     self.missing += len(together) - len(columns["tensor"])
                     first = self._seen.first(columns["tensor"])
                     yield len(together), encode_columns(columns, first, self._schema, self._buckets)
+
+    def _joined(self, rows: Sequence[Rows]) -> Iterator[Rows]:
+        """Yield rows, with those of several steps joined."""
+        for gathers, some in groupby(rows, lambda each: each.gathers and not self._by_step):
+            first, *others = some
+            if gathers:
+                first.join(others)
+                yield first
+            else:
+                yield from (first, *others)
 
     def _group(self, row: Record | Rows) -> int | None:
         """Return a number that is equal for records of one batch; None for rows that came together."""

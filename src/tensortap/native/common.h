@@ -1,0 +1,197 @@
+/* Names, fields of Python objects, and help. */
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+#include <time.h>
+
+#define MOST_PLAIN 8
+
+#define NAMES(X)                                                                                                       \
+    X(_append_copy) X(_cdata) X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_references)        \
+    X(_size) X(_version) X(_weak_ref) X(acquire) X(begin_planned) X(clear) X(data_ptr) X(edges_of_planned)             \
+    X(end_planned) X(handle) X(is_contiguous) X(is_cpu) X(is_neg) X(dtype) X(shape) X(listening) X(lock)               \
+    X(note_planned_arguments) X(on_gradient) X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully)         \
+    X(records_gradients) X(release) X(requires_grad) X(seconds) X(state) X(summary) X(take) X(untyped_storage)         \
+    X(values) X(version) X(versions) X(slot)
+
+#define DECLARE(name) static PyObject *s_##name;
+NAMES(DECLARE)
+
+static int make_names(void)
+{
+#define MAKE(name)                                                                                                     \
+    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) {                                                      \
+        return -1;                                                                                                     \
+    }
+    NAMES(MAKE)
+    return 0;
+}
+
+
+/* --- fields of Python objects ---------------------------------------------------------------------------------------- */
+/* Classes with __slots__, and where in their objects each slot is: reading it there takes a tenth of an attribute's
+   time. `configure` fills the table in. */
+#define FIELDS(X)                                                                                                      \
+    X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)             \
+    X(RecordSlot, site) X(RecordSlot, path) X(TensorKind, dtype) X(TensorKind, shape) X(TensorKind, elements)          \
+    X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number) X(CopiedTensor, batch) X(CopiedTensor, row)    \
+    X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _host_rows) X(Recorder, _seq)                                \
+    X(Recorder, compares_gradients) X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call)   \
+    X(PlannedCall, watched) X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs)               \
+    X(PlannedCall, input_slots) X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs)              \
+    X(PlannedEnd, output_slots) X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks)       \
+    X(ModuleCall, autograd) X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain)       \
+    X(Template, arguments) X(Template, text) X(Site, name)
+#define CLASSES(X)                                                                                                     \
+    X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)     \
+    X(Template) X(Site) X(NoGradient) X(SummaryBatch)
+
+#define DECLARE_FIELD(cls, field) static Py_ssize_t cls##_##field;
+FIELDS(DECLARE_FIELD)
+#define DECLARE_CLASS(cls) static PyTypeObject *cls;
+CLASSES(DECLARE_CLASS)
+
+/* The content of a slot, borrowed. All of them are set when an object is made. */
+#define GET(cls, object, field) (*(PyObject **)((char *)(object) + cls##_##field))
+#define IS(cls, object) (Py_TYPE(object) == cls)
+
+static void put(PyObject **field, PyObject *value)
+{
+    PyObject *before = *field;
+    Py_INCREF(value);
+    *field = value;
+    Py_XDECREF(before);
+}
+
+static int find_field(PyTypeObject *cls, const char *name, Py_ssize_t *offset)
+{
+    PyObject *descriptor = PyObject_GetAttrString((PyObject *)cls, name);
+    if (descriptor == NULL) {
+        return -1;
+    }
+    int known = Py_TYPE(descriptor) == &PyMemberDescr_Type;
+    if (known) {
+        const PyMemberDef *member = ((PyMemberDescrObject *)descriptor)->d_member;
+        known = member->type == T_OBJECT_EX;
+        *offset = member->offset;
+    }
+    Py_DECREF(descriptor);
+    if (!known) {
+        PyErr_Format(PyExc_TypeError, "%s.%s is not a slot", cls->tp_name, name);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *configure(PyObject *module, PyObject *classes)
+{
+    PyObject *found;
+#define FIND_CLASS(cls)                                                                                                \
+    if ((found = PyMapping_GetItemString(classes, #cls)) == NULL || !PyType_Check(found)) {                            \
+        return found == NULL ? NULL : PyErr_Format(PyExc_TypeError, #cls " is not a class");                           \
+    }                                                                                                                  \
+    cls = (PyTypeObject *)found; /* held for ever */
+    CLASSES(FIND_CLASS)
+#define FIND_FIELD(cls, field)                                                                                         \
+    if (find_field(cls, #field, &cls##_##field)) {                                                                     \
+        return NULL;                                                                                                   \
+    }
+    FIELDS(FIND_FIELD)
+    Py_RETURN_NONE;
+}
+
+
+/* --- help ------------------------------------------------------------------------------------------------------------ */
+/* Whether an attribute is true. Most are True or False. */
+static int flag(PyObject *owner, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    if (value == NULL) {
+        return -1;
+    }
+    int result = value == Py_True ? 1 : value == Py_False || value == Py_None ? 0 : PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return result;
+}
+
+static int is_equal(PyObject *left, PyObject *right)
+{
+    return left == right ? 1 : PyObject_RichCompareBool(left, right, Py_EQ);
+}
+
+/* An attribute that is an address or a count. */
+static int number(PyObject *owner, PyObject *name, long long *result)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    if (value == NULL) {
+        return -1;
+    }
+    *result = PyLong_AsLongLong(value);
+    Py_DECREF(value);
+    return *result == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Call a method without arguments; whether its result is true. */
+static int method_flag(PyObject *owner, PyObject *name)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(owner, name);
+    if (value == NULL) {
+        return -1;
+    }
+    int result = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return result;
+}
+
+/* Call for its effect. `result` is a new reference or NULL. */
+static int effect(PyObject *result)
+{
+    if (result == NULL) {
+        return -1;
+    }
+    Py_DECREF(result);
+    return 0;
+}
+
+typedef struct {
+    PyTypeObject *types[MOST_PLAIN];
+    Py_ssize_t count;
+} Plain;
+
+static int is_plain(const Plain *plain, PyObject *value)
+{
+    for (Py_ssize_t i = 0; i < plain->count; i++) {
+        if (Py_TYPE(value) == plain->types[i]) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int read_plain(Plain *plain, PyObject *framework)
+{
+    PyObject *types = PyObject_GetAttr(framework, s_plain_tensors);
+    PyObject *listed = types == NULL ? NULL : PySequence_List(types);
+    Py_XDECREF(types);
+    if (listed == NULL) {
+        return -1;
+    }
+    plain->count = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(listed); i++) {
+        PyObject *type = PyList_GET_ITEM(listed, i);
+        if (!PyType_Check(type) || plain->count == MOST_PLAIN) {
+            PyErr_SetString(PyExc_TypeError, "plain_tensors must be a few types");
+            Py_DECREF(listed);
+            return -1;
+        }
+        Py_INCREF(type); /* held for ever: they are classes of a framework */
+        plain->types[plain->count++] = (PyTypeObject *)type;
+    }
+    Py_DECREF(listed);
+    return 0;
+}

@@ -1,0 +1,331 @@
+/* What following a plan does at each event, as `capture.follower.Follower` does it. */
+
+#pragma once
+
+#include "taker.h"
+#include "templates.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient;
+    PyObject *guard, *lock;
+    PyObject *take, *hooks, *step;
+    PyObject *events, *open;
+    Plain plain;
+    Py_ssize_t at;
+    char watches_outputs, watches_inputs, checks_reach, following;
+} Follower;
+
+/* The next event of the plan, borrowed; NULL if there is none. */
+static PyObject *next_event(Follower *self)
+{
+    return self->at < PyList_GET_SIZE(self->events) ? PyList_GET_ITEM(self->events, self->at) : NULL;
+}
+
+static int record_one(Follower *self, PyObject *slot, PyObject *tensor)
+{
+    int taken;
+    if (Py_TYPE(self->take) == TakerType) {
+        taken = take((Taker *)self->take, tensor, slot, self->step);
+    }
+    else {
+        PyObject *result = PyObject_CallFunctionObjArgs(self->take, tensor, slot, self->step, NULL);
+        taken = result == NULL ? -1 : PyObject_IsTrue(result);
+        Py_XDECREF(result);
+    }
+    if (taken) {
+        return taken < 0 ? -1 : 0;
+    }
+    return effect(PyObject_CallMethodObjArgs(self->work, s_record_carefully, tensor, slot, self->step, NULL));
+}
+
+/* Record tensors into the slots of a planned event. A recomputation has none. */
+static int record_all(Follower *self, PyObject *slots, PyObject *tensors)
+{
+    PyObject *listed = PySequence_Fast(slots, "slots are a sequence");
+    if (listed == NULL) {
+        return -1;
+    }
+    int result = 0;
+    for (Py_ssize_t i = 0; !result && i < PySequence_Fast_GET_SIZE(listed) && i < PyList_GET_SIZE(tensors); i++) {
+        result = record_one(self, PySequence_Fast_GET_ITEM(listed, i), PyList_GET_ITEM(tensors, i));
+    }
+    Py_DECREF(listed);
+    return result;
+}
+
+/* Whether a call without arguments returns this object, True or False. */
+static int returns(PyObject *function, PyObject *expected)
+{
+    PyObject *now = PyObject_CallNoArgs(function);
+    if (now == NULL) {
+        return -1;
+    }
+    Py_DECREF(now);
+    return now == expected;
+}
+
+/* Whether autograd reaches each tensor as planned. */
+static int reached_as(PyObject *flags, PyObject *tensors)
+{
+    int same = PyList_Check(flags) && PyList_GET_SIZE(flags) == PyList_GET_SIZE(tensors);
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(tensors); i++) {
+        int reached = flag(PyList_GET_ITEM(tensors, i), s_requires_grad);
+        same = reached < 0 ? -1 : reached == (PyList_GET_ITEM(flags, i) == Py_True);
+    }
+    return same;
+}
+
+/* The version of each tensor by its id, as `Framework.versions` returns it. */
+static PyObject *versions_of(Follower *self, PyObject *tensors)
+{
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, i);
+        PyObject *version = PyObject_GetAttr(tensor, s__version), *id = NULL;
+        if (version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            PyErr_Clear();
+            Py_DECREF(found);
+            return PyObject_CallFunctionObjArgs(self->versions, tensors, NULL);
+        }
+        if (version == NULL || (id = PyLong_FromVoidPtr(tensor)) == NULL || PyDict_SetItem(found, id, version)) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(version);
+        Py_XDECREF(id);
+    }
+    return found;
+}
+
+/* Whether a tensor is among the inputs with the version that it had. */
+static int is_unchanged(Follower *self, PyObject *inputs, PyObject *tensor)
+{
+    if (!PyDict_GET_SIZE(inputs)) {
+        return 0;
+    }
+    PyObject *id = PyLong_FromVoidPtr(tensor);
+    PyObject *before = id == NULL ? NULL : PyDict_GetItemWithError(inputs, id);
+    Py_XDECREF(id);
+    if (before == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject *now = PyObject_CallFunctionObjArgs(self->version, tensor, NULL);
+    int same = now == NULL ? -1 : PyObject_RichCompareBool(before, now, Py_EQ);
+    Py_XDECREF(now);
+    return same;
+}
+
+/* Whether the outputs that are inputs, unchanged, are those of the plan. */
+static int unchanged_as(Follower *self, PyObject *unchanged, PyObject *inputs, PyObject *tensors)
+{
+    int same = PyList_Check(unchanged) && PyList_GET_SIZE(unchanged) == PyList_GET_SIZE(tensors);
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(tensors); i++) {
+        int is = is_unchanged(self, inputs, PyList_GET_ITEM(tensors, i));
+        same = is < 0 ? -1 : is == (PyList_GET_ITEM(unchanged, i) == Py_True);
+    }
+    return same;
+}
+
+/* Take note of plain arguments, if they differ from those of the module's call before. */
+static int note_arguments(Follower *self, PyObject *planned, PyObject *template, PyObject *site)
+{
+    PyObject *last = PyDict_GetItemWithError(self->arguments, GET(Site, site, name));
+    int differs;
+    if (last == NULL) {
+        differs = PyErr_Occurred() ? -1 : PyObject_IsTrue(GET(Template, template, plain));
+    }
+    else {
+        int same = is_equal(last, GET(Template, template, text));
+        differs = same < 0 ? -1 : !same || GET(Template, template, arguments) == Py_None;
+    }
+    if (differs < 1) {
+        return differs;
+    }
+    return effect(PyObject_CallMethodObjArgs(self->work, s_note_planned_arguments, planned, NULL));
+}
+
+static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject *kwargs)
+{
+    PyObject *planned = next_event(self), *tensors = NULL, *inputs = NULL, *mark = NULL, *edges = NULL, *open = NULL;
+    if (planned == NULL || !IS(PlannedCall, planned) || GET(PlannedCall, planned, site) != site || !IS(Site, site)) {
+        return 0;
+    }
+    PyObject *call = GET(PlannedCall, planned, call), *template = GET(PlannedCall, planned, inputs);
+    if (!IS(ModuleCall, call) || !IS(Template, template)) {
+        return 0;
+    }
+    PyObject *autograd = GET(ModuleCall, call, autograd);
+    int is, watched = GET(PlannedCall, planned, watched) == Py_True, result = -1;
+    Py_INCREF(planned);
+    Py_INCREF(call);
+    Py_INCREF(template);
+    if ((is = returns(self->records_gradients, autograd)) < 1 ||
+        (is = returns(self->recomputing, GET(PlannedCall, planned, recomputing))) < 1) {
+        result = is;
+        goto done;
+    }
+    if (PyTuple_GET_SIZE(args) == 1 && !PyDict_GET_SIZE(kwargs) && is_plain(&self->plain, PyTuple_GET_ITEM(args, 0))) {
+        is = tensors_of(&self->plain, template, PyTuple_GET_ITEM(args, 0), &tensors);
+    }
+    else {
+        PyObject *both = PyTuple_Pack(2, args, kwargs);
+        is = both == NULL ? -1 : tensors_of(&self->plain, template, both, &tensors);
+        Py_XDECREF(both);
+    }
+    if (is == 1 && self->checks_reach) {
+        is = reached_as(GET(PlannedCall, planned, reached_inputs), tensors);
+    }
+    if (is < 1) {
+        result = is;
+        goto done;
+    }
+    self->at++;
+    inputs = watched && self->watches_outputs ? versions_of(self, tensors) : PyDict_New();
+    if (inputs == NULL) {
+        goto done;
+    }
+    if (watched && self->watches_inputs && autograd == Py_True) {
+        PyObject *both = PyObject_CallMethodObjArgs(self->work, s_edges_of_planned, planned, tensors, NULL);
+        int split = both != NULL && PyArg_ParseTuple(both, "OO", &mark, &edges);
+        Py_XINCREF(mark);
+        Py_XINCREF(edges);
+        Py_XDECREF(both);
+        if (!split) {
+            goto done;
+        }
+    }
+    if (mark == NULL && ((mark = PyLong_FromLong(0)) == NULL || (edges = PyTuple_New(0)) == NULL)) {
+        goto done;
+    }
+    if ((open = PyTuple_Pack(4, planned, inputs, mark, edges)) == NULL || PyList_Append(self->open, open)) {
+        goto done;
+    }
+    if (GET(ModuleCall, call, opens) == Py_True &&
+        effect(PyObject_CallMethodObjArgs(self->work, s_begin_planned, planned, tensors, NULL))) {
+        goto done;
+    }
+    if (watched && GET(ModuleCall, call, recomputed) != Py_True && note_arguments(self, planned, template, site)) {
+        goto done;
+    }
+    result = record_all(self, GET(PlannedCall, planned, input_slots), tensors) ? -1 : 1;
+done:
+    Py_DECREF(planned);
+    Py_DECREF(call);
+    Py_DECREF(template);
+    Py_XDECREF(tensors);
+    Py_XDECREF(inputs);
+    Py_XDECREF(mark);
+    Py_XDECREF(edges);
+    Py_XDECREF(open);
+    return result;
+}
+
+/* Watch for the gradients of the outputs. */
+static int hook_outputs(Follower *self, PyObject *callbacks, PyObject *unchanged, PyObject *tensors)
+{
+    PyObject *given = PySequence_Fast(callbacks, "callbacks are a sequence");
+    PyObject *skipped = given == NULL ? NULL : PySequence_Fast(unchanged, "unchanged is a sequence");
+    int result = skipped == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; !result && i < PyList_GET_SIZE(tensors) && i < PySequence_Fast_GET_SIZE(given) &&
+                           i < PySequence_Fast_GET_SIZE(skipped);
+         i++) {
+        if (PySequence_Fast_GET_ITEM(skipped, i) == Py_True) {
+            continue;
+        }
+        PyObject *remove = PyObject_CallFunctionObjArgs(self->on_gradient, PyList_GET_ITEM(tensors, i),
+                                                        PySequence_Fast_GET_ITEM(given, i), NULL);
+        result = remove == NULL || (remove != Py_None && PyList_Append(self->hooks, remove)) ? -1 : 0;
+        Py_XDECREF(remove);
+    }
+    Py_XDECREF(given);
+    Py_XDECREF(skipped);
+    return result;
+}
+
+static int follow_end(Follower *self, PyObject *site, PyObject *output)
+{
+    Py_ssize_t depth = PyList_GET_SIZE(self->open);
+    PyObject *event = next_event(self), *tensors = NULL;
+    if (depth == 0 || event == NULL) {
+        return 0;
+    }
+    PyObject *open = PyList_GET_ITEM(self->open, depth - 1), *planned = PyTuple_GET_ITEM(open, 0);
+    PyObject *inputs = PyTuple_GET_ITEM(open, 1), *edges = PyTuple_GET_ITEM(open, 3);
+    if (GET(PlannedCall, planned, end) != event || GET(PlannedCall, planned, site) != site || !IS(PlannedEnd, event)) {
+        return 0;
+    }
+    PyObject *template = GET(PlannedEnd, event, outputs), *unchanged = GET(PlannedEnd, event, unchanged);
+    int is, result = -1;
+    Py_INCREF(open); /* it holds the planned call, and that its end */
+    if (template == Py_None) {
+        is = (tensors = PyList_New(0)) == NULL ? -1 : 1;
+    }
+    else {
+        is = tensors_of(&self->plain, template, output, &tensors);
+    }
+    if (is == 1 && self->checks_reach) {
+        is = reached_as(GET(PlannedEnd, event, reached_outputs), tensors);
+    }
+    if (is == 1 && self->watches_outputs && GET(PlannedCall, planned, watched) == Py_True) {
+        is = unchanged_as(self, unchanged, inputs, tensors);
+    }
+    if (is < 1) {
+        result = is;
+        goto done;
+    }
+    self->at++;
+    if (PyList_SetSlice(self->open, depth - 1, depth, NULL) ||
+        record_all(self, GET(PlannedEnd, event, output_slots), tensors) ||
+        hook_outputs(self, GET(PlannedEnd, event, callbacks), unchanged, tensors)) {
+        goto done;
+    }
+    PyObject *name = GET(Site, site, name);
+    int more = GET(PlannedCall, planned, outermost) == Py_True || PyUnicode_GetLength(name) == 0 ||
+               PyObject_IsTrue(edges) == 1;
+    if (more && effect(PyObject_CallMethodObjArgs(self->work, s_end_planned, planned, tensors,
+                                                  PyTuple_GET_ITEM(open, 2), edges, NULL))) {
+        goto done;
+    }
+    result = 1;
+done:
+    Py_DECREF(open);
+    Py_XDECREF(tensors);
+    return result;
+}
+
+static int follow_gradient(Follower *self, PyObject *slot, PyObject *gradient)
+{
+    PyObject *event = next_event(self);
+    if (event == NULL) {
+        return 0;
+    }
+    if (gradient == Py_None) {
+        if (!IS(NoGradient, event) || PyTuple_GET_ITEM(event, 0) != slot) {
+            return 0;
+        }
+        self->at++;
+        return 1;
+    }
+    if (event != slot) {
+        return 0;
+    }
+    self->at++;
+    return record_one(self, slot, gradient) ? -1 : 1;
+}
+
+static int follow_parameter_gradient(Follower *self, PyObject *site, PyObject *name, PyObject *gradient)
+{
+    PyObject *slot = next_event(self);
+    if (slot == NULL || gradient == Py_None || !IS(RecordSlot, slot) || GET(RecordSlot, slot, site) != site) {
+        return 0;
+    }
+    int is = is_equal(GET(RecordSlot, slot, path), name);
+    if (is < 1 || (is = is_equal(GET(RecordSlot, slot, kind), s_param_grad)) < 1) {
+        return is;
+    }
+    self->at++;
+    Py_INCREF(slot);
+    is = record_one(self, slot, gradient) ? -1 : 1;
+    Py_DECREF(slot);
+    return is;
+}

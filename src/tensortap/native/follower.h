@@ -1,0 +1,210 @@
+/* The Python class around `events.h`. Its table of methods is in `hooks.h`. */
+
+#pragma once
+
+#include "events.h"
+
+static PyObject *as_bool(int result)
+{
+    return result < 0 ? NULL : PyBool_FromLong(result);
+}
+
+static PyObject *Follower_begin(Follower *self, PyObject *args)
+{
+    PyObject *site, *arguments, *keywords;
+    if (!PyArg_ParseTuple(args, "OO!O!", &site, &PyTuple_Type, &arguments, &PyDict_Type, &keywords)) {
+        return NULL;
+    }
+    return as_bool(follow_begin(self, site, arguments, keywords));
+}
+
+static PyObject *Follower_end(Follower *self, PyObject *args)
+{
+    PyObject *site, *output;
+    return PyArg_UnpackTuple(args, "end", 2, 2, &site, &output) ? as_bool(follow_end(self, site, output)) : NULL;
+}
+
+static PyObject *Follower_gradient(Follower *self, PyObject *args)
+{
+    PyObject *slot, *gradient;
+    return PyArg_UnpackTuple(args, "gradient", 2, 2, &slot, &gradient) ? as_bool(follow_gradient(self, slot, gradient))
+                                                                       : NULL;
+}
+
+static PyObject *Follower_parameter_gradient(Follower *self, PyObject *args)
+{
+    PyObject *site, *name, *gradient;
+    if (!PyArg_UnpackTuple(args, "parameter_gradient", 3, 3, &site, &name, &gradient)) {
+        return NULL;
+    }
+    return as_bool(follow_parameter_gradient(self, site, name, gradient));
+}
+
+static PyObject *Follower_unchanged(Follower *self, PyObject *args)
+{
+    PyObject *inputs, *tensors, *found;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &inputs, &PyList_Type, &tensors)) {
+        return NULL;
+    }
+    if ((found = PyList_New(0)) == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
+        int is = is_unchanged(self, inputs, PyList_GET_ITEM(tensors, i));
+        if (is < 0 || PyList_Append(found, is ? Py_True : Py_False)) {
+            Py_DECREF(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+static PyObject *Follower_start(Follower *self, PyObject *args)
+{
+    PyObject *step, *take_function, *hooks;
+    int checks_reach;
+    if (!PyArg_ParseTuple(args, "O!OO!p", &PyLong_Type, &step, &take_function, &PyList_Type, &hooks, &checks_reach)) {
+        return NULL;
+    }
+    PyObject *open = PyList_New(0);
+    if (open == NULL) {
+        return NULL;
+    }
+    put(&self->step, step);
+    put(&self->take, take_function);
+    put(&self->hooks, hooks);
+    put(&self->open, open);
+    Py_DECREF(open);
+    self->checks_reach = (char)checks_reach;
+    self->at = 0;
+    self->following = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Follower_use(Follower *self, PyObject *guard)
+{
+    PyObject *lock = PyObject_GetAttr(guard, s_lock);
+    if (lock == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return NULL;
+        }
+        PyErr_Clear(); /* not a HookGuard: the hooks are followed from Python */
+        Py_CLEAR(self->guard);
+        Py_RETURN_NONE;
+    }
+    put(&self->guard, guard);
+    put(&self->lock, lock);
+    Py_DECREF(lock);
+    Py_RETURN_NONE;
+}
+
+static int Follower_init(Follower *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *framework, *work, *kinds, *arguments;
+    if (!PyArg_ParseTuple(args, "OOOO!", &framework, &work, &kinds, &PyDict_Type, &arguments)) {
+        return -1;
+    }
+    if (self->work != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Follower is made once");
+        return -1;
+    }
+    if ((self->records_gradients = PyObject_GetAttr(framework, s_records_gradients)) == NULL ||
+        (self->recomputing = PyObject_GetAttr(framework, s_recomputing)) == NULL ||
+        (self->versions = PyObject_GetAttr(framework, s_versions)) == NULL ||
+        (self->version = PyObject_GetAttr(framework, s_version)) == NULL ||
+        (self->on_gradient = PyObject_GetAttr(framework, s_on_gradient)) == NULL ||
+        read_plain(&self->plain, framework)) {
+        return -1;
+    }
+    PyObject *outputs = PyUnicode_FromString("grad_output"), *inputs = PyUnicode_FromString("grad_input");
+    int watches_outputs = outputs == NULL ? -1 : PySequence_Contains(kinds, outputs);
+    int watches_inputs = inputs == NULL ? -1 : PySequence_Contains(kinds, inputs);
+    Py_XDECREF(outputs);
+    Py_XDECREF(inputs);
+    if (watches_outputs < 0 || watches_inputs < 0 || (self->events = PyList_New(0)) == NULL ||
+        (self->open = PyList_New(0)) == NULL) {
+        return -1;
+    }
+    self->watches_outputs = (char)watches_outputs;
+    self->watches_inputs = (char)watches_inputs;
+    put(&self->work, work);
+    put(&self->arguments, arguments);
+    return 0;
+}
+
+static int Follower_traverse(Follower *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    for (PyObject **field = &self->work; field <= &self->open; field++) {
+        Py_VISIT(*field);
+    }
+    return 0;
+}
+
+static int Follower_clear(Follower *self)
+{
+    self->following = 0;
+    for (PyObject **field = &self->work; field <= &self->open; field++) {
+        Py_CLEAR(*field);
+    }
+    return 0;
+}
+
+static void Follower_dealloc(Follower *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Follower_clear(self);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyObject *get_events(Follower *self, void *closure)
+{
+    Py_INCREF(self->events);
+    return self->events;
+}
+
+static int set_events(Follower *self, PyObject *events, void *closure)
+{
+    if (events == NULL || !PyList_Check(events)) {
+        PyErr_SetString(PyExc_TypeError, "events must be a list");
+        return -1;
+    }
+    put(&self->events, events);
+    return 0;
+}
+
+static PyObject *get_open(Follower *self, void *closure)
+{
+    Py_INCREF(self->open);
+    return self->open;
+}
+
+static PyObject *get_at(Follower *self, void *closure)
+{
+    return PyLong_FromSsize_t(self->at);
+}
+
+static PyObject *get_following(Follower *self, void *closure)
+{
+    return PyBool_FromLong(self->following);
+}
+
+static int set_following(Follower *self, PyObject *value, void *closure)
+{
+    int following = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (following < 0) {
+        return -1;
+    }
+    self->following = (char)following;
+    return 0;
+}
+
+static PyGetSetDef follower_fields[] = {
+    {"events", (getter)get_events, (setter)set_events, "The plan: calls, their ends, slots of gradients.", NULL},
+    {"open", (getter)get_open, NULL, "The calls in progress, while a plan is followed.", NULL},
+    {"at", (getter)get_at, NULL, "The number of events of the plan that have come.", NULL},
+    {"following", (getter)get_following, (setter)set_following, "Whether a plan is followed.", NULL},
+    {NULL},
+};

@@ -1,0 +1,77 @@
+/* The structure of arguments and outputs, as `capture.templates` checks it. */
+
+#pragma once
+
+#include "common.h"
+
+enum { TENSOR, EQUAL, ALIKE, SEQUENCE, MAPPING }; /* see capture.templates.Node */
+
+static int collect_all(const Plain *plain, PyObject *values, PyObject *nodes, PyObject *found);
+
+/* Append the tensors of a value to `found`; whether the value is as `node` says. */
+static int collect(const Plain *plain, PyObject *value, PyObject *node, PyObject *found)
+{
+    long what = PyLong_AsLong(PyTuple_GET_ITEM(node, 0));
+    if (what == TENSOR) {
+        return !is_plain(plain, value) ? 0 : PyList_Append(found, value) ? -1 : 1;
+    }
+    PyObject *known = PyTuple_GET_ITEM(node, 1);
+    if (what == EQUAL) {
+        return value == known ? 1 : Py_TYPE(value) != Py_TYPE(known) ? 0 : PyObject_RichCompareBool(value, known, Py_EQ);
+    }
+    if ((PyObject *)Py_TYPE(value) != known) {
+        return 0;
+    }
+    if (what == ALIKE) {
+        return 1;
+    }
+    if (what == SEQUENCE) {
+        return collect_all(plain, value, PyTuple_GET_ITEM(node, 2), found);
+    }
+    PyObject *keys = PySequence_List(value);
+    int same = keys == NULL ? -1 : PyObject_RichCompareBool(keys, PyTuple_GET_ITEM(node, 2), Py_EQ);
+    Py_XDECREF(keys);
+    if (same < 1) {
+        return same;
+    }
+    PyObject *view = PyObject_CallMethodNoArgs(value, s_values), *values = view == NULL ? NULL : PySequence_List(view);
+    Py_XDECREF(view);
+    same = values == NULL ? -1 : collect_all(plain, values, PyTuple_GET_ITEM(node, 3), found);
+    Py_XDECREF(values);
+    return same;
+}
+
+/* `values` is a tuple or a list, `nodes` a list. */
+static int collect_all(const Plain *plain, PyObject *values, PyObject *nodes, PyObject *found)
+{
+    Py_ssize_t count = PyList_GET_SIZE(nodes);
+    if (PySequence_Fast_GET_SIZE(values) != count) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count && i < PySequence_Fast_GET_SIZE(values); i++) {
+        PyObject *part = PySequence_Fast_GET_ITEM(values, i);
+        Py_INCREF(part); /* code of the part may run, and change what holds it */
+        int same = collect(plain, part, PyList_GET_ITEM(nodes, i), found);
+        Py_DECREF(part);
+        if (same < 1) {
+            return same;
+        }
+    }
+    return 1;
+}
+
+/* Set `found` to the tensors of a value, if it is as the template says. */
+static int tensors_of(const Plain *plain, PyObject *template, PyObject *value, PyObject **found)
+{
+    PyObject *node = GET(Template, template, _node);
+    if ((*found = PyList_New(0)) == NULL) {
+        return -1;
+    }
+    Py_INCREF(node);
+    int same = collect(plain, value, node, *found);
+    Py_DECREF(node);
+    if (same < 1) {
+        Py_CLEAR(*found);
+    }
+    return same;
+}
