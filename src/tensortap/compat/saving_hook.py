@@ -144,8 +144,8 @@ class SavingHook(Observer):
             if not first:
                 self._clock.next_step()
             if self._files.full:
-                self._listening = False
-            if self._listening:
+                self._guard.listening = False
+            if self._guard.listening:
                 self._arm()
 
     def restart(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,13 +68,14 @@ class _ViewHook:
     """Reports the gradient of an output that is a view.
 
     When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of the
-    value before the change then arrives at the base, whose node has to be known from before.
+    value before the change then arrives at the base, whose node has to be known from before. It is kept as long as the
+    tensor exists, which keeps it itself.
     """
 
     __slots__ = ("_arrived", "_handles", "_node", "_seen", "_shape", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, seen: GradientCallback, node: Any) -> None:
-        self.tensor = weakref.ref(tensor)
+        self.tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor, self._release)
         self.version = tensor._version
         self._handles = [tensor.register_hook(_TensorHook(self._at_tensor))]
         self._seen = seen
@@ -98,7 +99,14 @@ class _ViewHook:
         elif gradients[0] is not None:  # otherwise the view was never used
             self._seen(gradients[0].reshape(self._shape))
 
+    def _release(self, _: Any) -> None:
+        self._node = None
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._node = None
+        self._node, self.tensor = None, _no_tensor
+
+
+def _no_tensor() -> None:
+    return None
