@@ -81,6 +81,7 @@ class PlannedWatcher(Watcher):
 
     def _drop_step_hooks(self) -> None:
         self._follower.following = False
+        self._follower.open.clear()  # a step that was cut off leaves calls open
         super()._drop_step_hooks()
 
     def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
