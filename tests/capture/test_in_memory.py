@@ -20,6 +20,7 @@ from tensortap.errors import CaptureError, UsageError
 from tensortap.pytest_plugin import assert_runs_match
 from tensortap.report.files import comparison_csv, comparison_json, comparison_junit, comparison_markdown
 from tensortap.report.html import comparison as comparison_html
+from tensortap.store import memory
 from tensortap.store.memory import RECORD_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
@@ -248,7 +249,8 @@ def test_one_rank_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "how 4 processes share the model is not known" in unknown
 
 
-def test_memory_is_freed_when_the_next_run_begins() -> None:
+def test_memory_is_freed_when_the_next_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_WORTH_COLLECTING", 1000)
     library = Library("torch")
     gc.collect()
     gc.disable()

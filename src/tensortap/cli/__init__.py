@@ -60,7 +60,18 @@ class _Verbs(TyperGroup):
         return result
 
 
-app = typer.Typer(
+class _App(typer.Typer):
+    """The command line, whose commands are made once: making them takes a tenth of a second."""
+
+    _command: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._command is None:
+            self._command = typer.main.get_command(self)
+        return self._command(*args, **kwargs)
+
+
+app = _App(
     cls=_Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,

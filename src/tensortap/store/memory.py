@@ -121,13 +121,13 @@ class MemoryWriter(RankWriter):
     ) -> None:
         if max_memory is not None and (not isinstance(max_memory, int) or max_memory < 1):
             raise UsageError(f"max_memory: {max_memory!r} is not a number of bytes, 1 or more")
-        if len(_writers):
+        if sum(writer._used for writer in _writers) > _WORTH_COLLECTING:
             gc.collect()  # an earlier tap without references is part of a cycle, and so is everything it holds
         model = f" ({info['model']})" if "model" in info else ""
         super().__init__(Path(f"in-memory run {next(_numbers)}{model}"), rank, world, info)
         self._bound = default_bound() if max_memory is None else max_memory
         self._lock = threading.Lock()
-        self._used = 0
+        self._used: int = 0
         self._tensors_fit = True
         self._notices: list[str] = []
         self._tensors: dict[int, ByteArray] = {}
@@ -348,6 +348,8 @@ def _step_of(batch: Any) -> int:
 
 
 _writers: WeakSet[MemoryWriter] = WeakSet()
+_WORTH_COLLECTING = 64 << 20
+"""Bytes of earlier runs that justify a collection, which takes a quarter of a second in a program with torch."""
 
 
 @dataclass(frozen=True)
