@@ -164,6 +164,8 @@ class Step:
     def __len__(self) -> int:
         return len(self.rows)
 
+    gathers = False
+
     @property
     def may_wait(self) -> bool:
         return False
