@@ -20,7 +20,7 @@ types: $(VENV)/.ready
 
 # Two processes; each file stays in one of them, with the servers and clusters that it starts.
 tests: $(VENV)/.ready browser
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 120 --durations-min 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 25
 
 # The report page is tested in a real browser. If none can be installed, these tests are skipped.
 browser:
