@@ -96,7 +96,7 @@ class Tree:
             compiled = compiled or (not self.eager and self._framework.compiled(module)) or id(module) in self._compiled
             attribute = self._framework.wrapped(module)
             children = self._framework.children(module)
-            inner = next((child for key, child in children if key == attribute), None)
+            inner = None if attribute is None else dict(children).get(attribute)
             if inner is None:
                 break
             self.wrappers.append(module)

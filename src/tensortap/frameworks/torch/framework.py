@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +108,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return [(name, child) for name, child in module._modules.items() if child is not None]
 
     def own_class(self, module: torch.nn.Module) -> str:
-        known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn."))
-        found = next(known, torch.nn.Module)
-        return "" if found is torch.nn.Module else found.__name__
+        return _own_class(type(module))  # type: ignore[arg-type]  # a class is hashable
 
     def wrapped(self, module: torch.nn.Module) -> str | None:
         for cls in type(module).__mro__:
@@ -348,6 +346,12 @@ class Models(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so it
     @training.setter
     def training(self, mode: bool) -> None:
         """Leave the models as they are: torch sets it when a module is made."""
+
+
+@lru_cache(maxsize=1024)
+def _own_class(cls: type) -> str:
+    found = next((each for each in cls.__mro__ if each.__module__.startswith("torch.nn.")), torch.nn.Module)
+    return "" if found is torch.nn.Module else found.__name__
 
 
 def _around_compiled(module: torch.nn.Module, before: BeforeCall, after: AfterCall, release: Remove) -> Remove:
