@@ -38,13 +38,32 @@ def test_python_takes_over_without_a_compiler(tmp_path: Path, monkeypatch: pytes
     building.load.cache_clear()
     try:
         assert building.load() is None
-        assert not list((tmp_path / "cache").iterdir())
+        assert not (tmp_path / "cache").exists()
         monkeypatch.setenv("CC", "false")
         building.load.cache_clear()
         assert building.load() is None
+        assert not list((tmp_path / "cache").iterdir())
     finally:
         building.load.cache_clear()
 
 
 def test_portable_paths_are_in_python(tmp_path: Path) -> None:
     assert run(tmp_path, TENSORTAP_PORTABLE="1") == ("False", "")
+
+
+def test_without_a_compiler_nothing_is_announced(tmp_path: Path) -> None:
+    """Also without a home folder, as users of some containers have none."""
+    script = (
+        "from pathlib import Path\n"
+        "from tensortap.native import building\n"
+        f"building._folders = lambda: iter([Path({str(tmp_path)!r})])\n"
+        "print(building.load())\n"
+        "building.load.cache_clear()\n"
+        "def homeless():\n"
+        "    raise RuntimeError('Could not determine home directory.')\n"
+        "building._folders = homeless\n"
+        "print(building.load())\n"
+    )
+    environment = {**os.environ, "CC": "/nowhere/cc"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("None\nNone\n", "")

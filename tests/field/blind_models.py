@@ -14,6 +14,7 @@ from .building import (
     INNER,
     LAYERS,
     LEFT,
+    PATCHES,
     PLAIN,
     TEXT,
     WIDTH,
@@ -305,14 +306,7 @@ SECOND: dict[str, Family] = {
     "siglip": IMAGES(
         seeing(
             "siglip",
-            vision_config={
-                "hidden_size": WIDTH,
-                "intermediate_size": INNER,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": HEADS,
-                "image_size": 32,
-                "patch_size": 8,
-            },
+            vision_config=PATCHES,
         ),
     ),
     "mobilevit": IMAGES(

@@ -107,19 +107,20 @@ def seeing(kind: str, **options: Any) -> Callable[[str], nn.Module]:
     return hf(kind, "AutoModelForImageClassification", num_labels=CLASSES, **options)
 
 
+PATCHES = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "image_size": 32,
+    "patch_size": 8,
+}
+"""The configuration of a small vision transformer."""
+
+
 def patched(kind: str, **options: Any) -> Callable[[str], nn.Module]:
     """A vision transformer whose configuration has the usual names."""
-    usual = {
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "image_size": 32,
-        "patch_size": 8,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }
-    return seeing(kind, **(usual | options))
+    return seeing(kind, **(PATCHES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} | options))
 
 
 def gpt(kind: str, **options: Any) -> Callable[[str], nn.Module]:

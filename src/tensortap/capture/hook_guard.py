@@ -13,7 +13,7 @@ __all__ = ["HookGuard"]
 class HookGuard:
     """Skips hooks while nothing is recorded, lets one run at a time, catches their errors, and adds up their time.
 
-    `native/following.c` reads these attributes, and does the same around the hooks that it has.
+    `native/hooks.h` reads these attributes, and does the same around the hooks that it has.
     """
 
     __slots__ = ("_skipped", "handle", "listening", "lock", "seconds")

@@ -77,7 +77,7 @@ class _Trial:
 
 
 class Recorder:
-    """Writes records of tensors into a run. `native/following.c` reads some of its attributes."""
+    """Writes records of tensors into a run. `native/taker.h` reads some of its attributes."""
 
     __slots__ = (
         "_copies",

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tensortap.core.machine import PORTABLE
-from tensortap.native.compiler import SOURCE, build, file_name
+from tensortap.native.compiler import SOURCE, build, file_name, is_available
 
 __all__ = ["load"]
 
@@ -36,8 +36,8 @@ def load() -> ModuleType | None:
         for folder in _folders():
             if (found := folder / name).is_file():
                 return _import(found)
-        return _import(_build_in_cache(name))
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        return _import(_build_in_cache(name)) if is_available() else None
+    except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         _log.debug("hooks run in Python, since their C code cannot be built: %s", error)
         return None
 

@@ -17,7 +17,7 @@
     X(end_planned) X(handle) X(is_contiguous) X(is_cpu) X(is_neg) X(dtype) X(shape) X(listening) X(lock)               \
     X(note_planned_arguments) X(on_gradient) X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully)         \
     X(records_gradients) X(release) X(requires_grad) X(seconds) X(state) X(summary) X(take) X(untyped_storage)         \
-    X(values) X(version) X(versions) X(slot)
+    X(values) X(version) X(versions)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
