@@ -11,35 +11,30 @@ from torch import nn
 from . import models, same
 from .models import MODELS
 from .patches import Apply, both, does, reads, trains
-from .running import Batch, Runs, Training, training_of
+from .running import Batch, Runs, Training, training_of, unchanged
 from .same import everywhere, sums_in_two
-
-
-def _nothing(training: Training) -> None:
-    pass
 
 
 @dataclass(frozen=True)
 class Clean:
     name: str
     model: str
-    candidate: Apply = _nothing
+    candidate: Apply = unchanged
     """Changes of the candidate."""
-    common: Apply = _nothing
+    common: Apply = unchanged
     """Changes of both sides compared with the usual training."""
     noise: tuple[Apply, ...] = ()
     """Further runs of the reference that show how far right runs may differ."""
 
-    def build(self, runs: Runs, keep: str) -> tuple[Path, Path, list[Path]]:
-        """Reference, candidate, and runs for the noise floor."""
-        if self.common is _nothing:
-            reference = runs.reference(self.model, keep)
-        else:
-            reference = self._run(runs, keep, "reference of")
-        noise = [self._run(runs, keep, "noise of", apply) for apply in self.noise]
-        return reference, self._run(runs, keep, "clean", self.candidate), noise
+    def reference(self, runs: Runs, keep: str) -> Path:
+        return runs.reference(self.model, keep, common=self.common)
 
-    def _run(self, runs: Runs, keep: str, role: str, apply: Apply = _nothing) -> Path:
+    def candidate_and_noise(self, runs: Runs, keep: str) -> tuple[Path, list[Path]]:
+        """Return the candidate, and the runs for the noise floor."""
+        noise = [self._run(runs, keep, "noise of", apply) for apply in self.noise]
+        return self._run(runs, keep, "clean", self.candidate), noise
+
+    def _run(self, runs: Runs, keep: str, role: str, apply: Apply) -> Path:
         training = training_of(self.model)
         both(self.common, apply)(training)
         return runs.make(training, f"{role} {self.name}", keep)

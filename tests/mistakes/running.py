@@ -134,6 +134,10 @@ def _training_mode(training: Training) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def unchanged(training: Training) -> None:
+    """Change nothing."""
+
+
 class Runs:
     """The runs of a test session, below one folder. References are trained once."""
 
@@ -141,10 +145,19 @@ class Runs:
         self.folder = folder
         self._made: dict[tuple[Any, ...], Path] = {}
 
-    def reference(self, model: str, keep: str, kinds: tuple[str, ...] = KINDS) -> Path:
-        spot = (model, keep, kinds)
+    def reference(
+        self,
+        model: str,
+        keep: str,
+        kinds: tuple[str, ...] = KINDS,
+        common: Callable[[Training], None] = unchanged,
+    ) -> Path:
+        """Return the run of a model without a mistake. `common` changes the usual training."""
+        spot = (model, keep, kinds, common)
         if spot not in self._made:
-            self._made[spot] = self.make(training_of(model), f"reference {model}", keep, kinds)
+            training = training_of(model)
+            common(training)
+            self._made[spot] = self.make(training, f"reference {model}", keep, kinds)
         return self._made[spot]
 
     def make(self, training: Training, name: str, keep: str, kinds: tuple[str, ...] = KINDS) -> Path:
@@ -152,11 +165,9 @@ class Runs:
         return train(training, self.folder / f"{number:03d} {name}, {keep}", keep, kinds)
 
 
-def run_pair(
-    mistake: Mistake, runs: Runs, keep: str, elsewhere: Callable[[Training], None] = lambda training: None
-) -> tuple[Path, Path]:
-    """Return the paths of the runs without and with the mistake. `elsewhere` makes further, harmless changes."""
+def run_mistake(mistake: Mistake, runs: Runs, keep: str, elsewhere: Callable[[Training], None] = unchanged) -> Path:
+    """Return the path of a run with the mistake. `elsewhere` makes further, harmless changes."""
     training = training_of(mistake.model)
     elsewhere(training)
     mistake.apply(training)
-    return runs.reference(mistake.model, keep, mistake.kinds), runs.make(training, mistake.name, keep, mistake.kinds)
+    return runs.make(training, mistake.name, keep, mistake.kinds)

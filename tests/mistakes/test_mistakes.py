@@ -1,4 +1,8 @@
-"""Each mistake is found where it was made; right runs raise no alarm."""
+"""Each mistake is found where it was made; right runs raise no alarm.
+
+A candidate is trained once, with its tensors, and compared with the reference's tensors and with its summaries.
+Candidates that are summaries, too, are those among rounding noise.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from tensortap.core.records import display_name
 
 from .clean import CLEAN
 from .models import MODELS
-from .running import Runs, run_pair, training_of
+from .running import Runs, run_mistake, training_of
 from .same import sums_in_two
 from .zoo import MISTAKES, Mistake
 
@@ -57,39 +61,56 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module", params=sorted(NAMED_AT_LEAST))
+@pytest.fixture(params=sorted(NAMED_AT_LEAST))
 def keep(request: pytest.FixtureRequest) -> str:
+    """What the reference keeps."""
     return str(request.param)
 
 
-def compared(reference: Path, candidate: Path, noise: list[Path]) -> Any:
-    """Compare, then delete the runs of this pair: all of them together would fill a gigabyte."""
-    result = tt.compare(reference, candidate, noise=noise) if noise else tt.compare(reference, candidate)
-    for path in (candidate, *noise):
-        shutil.rmtree(path)
-    return result
+def delete(*runs: Path) -> None:
+    """Delete the runs of a pair: those of all pairs together would fill a gigabyte."""
+    for run in runs:
+        shutil.rmtree(run)
 
 
-def outcome_of(mistake: Mistake, reference: Path, candidate: Path) -> Outcome:
-    result = compared(reference, candidate, [])
+def outcome_of(mistake: Mistake, result: Any) -> Outcome:
     right = result.verdict == "diverged" and result.first is not None and result.first.module in mistake.places
     return Outcome(mistake.name, mistake.kind, " or ".join(map(display_name, mistake.places[:3])), result, right)
 
 
 @pytest.fixture(scope="module")
-def mistaken(runs: Runs, keep: str) -> list[Outcome]:
-    return [outcome_of(mistake, *run_pair(mistake, runs, keep)) for mistake in MISTAKES]
+def all_mistaken(runs: Runs) -> dict[str, list[Outcome]]:
+    outcomes: dict[str, list[Outcome]] = {keep: [] for keep in NAMED_AT_LEAST}
+    for mistake in MISTAKES:
+        candidate = run_mistake(mistake, runs, "tensors")
+        for keep, found in outcomes.items():
+            result = tt.compare(runs.reference(mistake.model, keep, mistake.kinds), candidate)
+            found.append(outcome_of(mistake, result))
+        delete(candidate)
+    return outcomes
+
+
+@pytest.fixture
+def mistaken(all_mistaken: dict[str, list[Outcome]], keep: str) -> list[Outcome]:
+    return all_mistaken[keep]
 
 
 @pytest.fixture(scope="module")
-def clean(runs: Runs, keep: str) -> list[Outcome]:
-    outcomes = []
+def all_clean(runs: Runs) -> dict[str, list[Outcome]]:
+    outcomes: dict[str, list[Outcome]] = {keep: [] for keep in NAMED_AT_LEAST}
     for pair in CLEAN:
-        result = compared(*pair.build(runs, keep))
-        outcomes.append(
-            Outcome(pair.name, "clean", "nothing", result, result.first is None and result.verdict != "diverged")
-        )
+        candidate, noise = pair.candidate_and_noise(runs, "tensors")
+        for keep, found in outcomes.items():
+            result = tt.compare(pair.reference(runs, keep), candidate, noise=noise)
+            right = result.first is None and result.verdict != "diverged"
+            found.append(Outcome(pair.name, "clean", "nothing", result, right))
+        delete(candidate, *noise)
     return outcomes
+
+
+@pytest.fixture
+def clean(all_clean: dict[str, list[Outcome]], keep: str) -> list[Outcome]:
+    return all_clean[keep]
 
 
 def describe_failures(outcomes: list[Outcome]) -> str:
@@ -108,7 +129,13 @@ def test_mistakes_are_named_among_rounding_noise(runs: Runs) -> None:
     """Every sum of the candidate is rounded differently. Mistakes of the optimizer are not among these: Adam makes a
     whole step of the smallest gradient, so the noise of gradients near zero hides a small mistake in the update."""
     noise = sums_in_two(1 / 2)
-    found = [outcome_of(m, *run_pair(m, runs, "summary", noise)) for m in MISTAKES if m.kind != "update"]
+    found = []
+    for mistake in MISTAKES:
+        if mistake.kind != "update":
+            candidate = run_mistake(mistake, runs, "summary", noise)
+            result = tt.compare(runs.reference(mistake.model, "summary", mistake.kinds), candidate)
+            found.append(outcome_of(mistake, result))
+            delete(candidate)
     assert sum(outcome.right for outcome in found) / len(found) >= NAMED_AMONG_NOISE, describe_failures(found)
 
 
@@ -127,6 +154,12 @@ def test_right_runs_do_not_alarm(clean: list[Outcome], keep: str) -> None:
     """`pytest -rP` shows the figures."""
     print(f"from {keep}: {sum(not outcome.right for outcome in clean)} alarms in {len(clean)} right pairs")
     assert all(outcome.right for outcome in clean), describe_failures(clean)
+
+
+def test_only_tensors_of_both_sides_give_exact_numbers(mistaken: list[Outcome], keep: str) -> None:
+    differences = [birth.difference for outcome in mistaken for birth in outcome.result.births if birth.difference]
+    assert len(differences) >= len(mistaken) / 2
+    assert {each.exact for each in differences if not each.equal} == {keep == "tensors"}
 
 
 # --- the zoo itself ---------------------------------------------------------------------------------------------------

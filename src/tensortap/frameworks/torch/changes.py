@@ -126,4 +126,4 @@ def _wrappers() -> list[Any]:
     if _COMPILER not in sys.modules:
         return []
     cls = sys.modules[_COMPILER].OptimizedModule
-    return [each for each in gc.get_objects() if type(each) is cls]
+    return [each for each in gc.get_referrers(cls) if type(each) is cls]  # half the time of listing all objects
