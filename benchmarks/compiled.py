@@ -1,14 +1,14 @@
 """Checks taps inside compiled graphs on many models.
 
-    python benchmarks/compiled.py --backend inductor --known inductor.jsonl
+    python benchmarks/compiled.py --backend inductor,aot_eager --known cases.jsonl --jobs 8
     python benchmarks/compiled.py --backend aot_eager decoder LlamaForCausalLM
-    python benchmarks/compiled.py --mistakes 1 --known mistakes.jsonl
+    python benchmarks/compiled.py --mistakes 1 --backend inductor --known mistakes.jsonl
 
 For each model, compiled whole and layer by layer, with and without activation checkpointing: whether a run with
 `compiled="inside"` has the identities of the eager run, each once; how many graph breaks the tap adds; and whether
 the tapped training gives the same bits as the untapped one. With --mistakes N, whether comparisons of compiled runs
 name the same module as comparisons of eager runs, for every N-th planted mistake of tests/mistakes. With --known, a
-run that was interrupted goes on where it ended.
+run that was interrupted goes on where it ended. With --jobs N, N processes share the cases.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
+import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +127,10 @@ class Setting:
     dtype: str
     options: tuple[tuple[str, Any], ...] = ()
 
+    def __str__(self) -> str:
+        checkpointed = "checkpointed" if self.checkpointed else ""
+        return f"{self.how:7}{checkpointed:13}{self.backend:10}{self.dtype:9}{dict(self.options) or ''}"
+
     def build(self, case: Case) -> nn.Module:
         torch.manual_seed(0)
         model = case.build().to(getattr(torch, self.dtype))
@@ -143,6 +151,15 @@ def seeded(step: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]
         return step(model)
 
     return run
+
+
+def check_named(name: str, setting: Setting) -> dict[str, Any]:
+    """Return what taps inside a model see and change, or the error."""
+    (case,) = cases([name])
+    try:
+        return check(case, setting)
+    except Exception as error:  # the other cases are still tried
+        return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
 
 
 def check(case: Case, setting: Setting) -> dict[str, Any]:
@@ -198,22 +215,6 @@ def line_of(found: dict[str, Any]) -> str:
         f"{found['records']:5} records {here:21} +{found['added breaks']} breaks {found['graphs']:3} graphs  "
         f"{same:24} {found['seconds']:6.1f} s CPU"
     )
-
-
-def check_all(chosen: list[Case], settings: list[Setting], known: Outcomes) -> None:
-    """Print one line for each case that is not known yet."""
-    spots = [(case, setting) for case in chosen for setting in settings]
-    with progress(len(spots)) as advance:
-        for case, setting in spots:
-            name = f"{case.name:26} {setting.how:7}{'checkpointed' if setting.checkpointed else '':13}"
-            name += f"{setting.backend:10}{setting.dtype:9}{dict(setting.options) or ''}"
-            if (found := known.get(name)) is None:
-                try:
-                    found = check(case, setting)
-                except Exception as error:  # the others are still tried
-                    found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-                known.add(name, found)
-            advance(f"{name} {line_of(found)}")
 
 
 class Outcomes:
@@ -278,23 +279,93 @@ class Mistakes:
         return train_under(training, lambda model: tt.capture(model, None, compiled=where, **options)).run
 
 
-def check_mistakes(names: list[str], backend: str, every: int, known: Outcomes) -> None:
-    """Print the planted mistakes that comparisons of compiled runs name, and those that eager runs name."""
-    chosen = [mistake for mistake in MISTAKES if not names or mistake.model in names][::every]
-    checking, right = Mistakes(backend), {"eager": 0, "inside": 0}
-    with progress(len(chosen)) as advance:
-        for mistake in chosen:
-            name = f"{mistake.model} {mistake.name} {backend}"
-            if (found := known.get(name)) is None:
-                known.add(name, found := checking.check(mistake))
-            for how, (_, is_right) in found.items():
-                right[how] += is_right
-            (eager, _), (inside, _) = found["eager"], found["inside"]
-            advance(f"{name:60} eager {eager:26} inside {inside:26}{'' if eager == inside else '  OTHER'}")
-    print(f"of {len(chosen)} mistakes, eager runs name {right['eager']}, runs inside {right['inside']}")
+def check_mistake(name: str, backend: str) -> dict[str, Any]:
+    (mistake,) = (each for each in MISTAKES if each.name == name)
+    try:
+        return _mistakes(backend).check(mistake)
+    except Exception as error:  # the other mistakes are still tried
+        failed = f"FAILED: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return {"eager": ["not known", False], "inside": [failed, False]}
+
+
+@cache
+def _mistakes(backend: str) -> Mistakes:
+    """Return the one of this process: references are trained once."""
+    return Mistakes(backend)
+
+
+def line_of_mistake(found: dict[str, Any]) -> str:
+    (eager, _), (inside, _) = found["eager"], found["inside"]
+    return f"eager {eager:26} inside {inside:26}{'' if eager == inside else '  OTHER'}"
+
+
+def summary_of_mistakes(outcomes: list[dict[str, Any]]) -> str:
+    eager, inside = (sum(found[how][1] for found in outcomes) for how in ("eager", "inside"))
+    return f"of {len(outcomes)} mistakes, eager runs name {eager}, runs inside {inside}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case by its name, and a function that any process can call to try it."""
+
+    name: str
+    function: Callable[[], dict[str, Any]]
+
+
+def do_all(
+    works: Sequence[Work], known: Outcomes, jobs: int, line: Callable[[dict[str, Any]], str]
+) -> list[dict[str, Any]]:
+    """Return the outcomes, and print a line for each as soon as it is known."""
+    outcomes = []
+    with progress(len(works)) as advance, executor(jobs) as pool:
+        tasks: dict[Future[dict[str, Any]], Work] = {}
+        for work in works:
+            if (found := known.get(work.name)) is None:
+                tasks[pool.submit(work.function)] = work
+            else:
+                outcomes.append(found)
+                advance(f"{work.name} {line(found)}")
+        for task in as_completed(tasks):
+            found = task.result()
+            known.add(tasks[task].name, found)
+            outcomes.append(found)
+            advance(f"{tasks[task].name} {line(found)}")
+    return outcomes
+
+
+@contextmanager
+def executor(jobs: int) -> Iterator[Executor]:
+    """Processes that share the work: one thread and one compiler each."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=quiet)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def quiet() -> None:
+    """Let the compiler report errors only."""
+    warnings.simplefilter("ignore")
+    torch._logging.set_logs(all=logging.ERROR)
+    torch.set_num_threads(1)
+
+
+def summary_of(outcomes: list[dict[str, Any]]) -> str:
+    """Count the cases that are as they should be."""
+    ran = [found for found in outcomes if "error" not in found]
+    complete = sum(not found["missing"] and not found["extra"] for found in ran)
+    unbroken = sum(found["added breaks"] <= 0 for found in ran)
+    equal = sum(found["unequal"] is None for found in ran)
+    return (
+        f"of {len(outcomes)} cases, {len(ran)} ran: {complete} have the eager run's records, each once, "
+        f"{unbroken} no added break, {equal} tapped = untapped"
+    )
 
 
 def cases(names: list[str]) -> Iterator[Case]:
+    """Yield the models of such names, or all."""
     for case in (*zoo_cases(), *transformers_cases()):
         if not names or case.name in names:
             yield case
@@ -302,28 +373,42 @@ def cases(names: list[str]) -> Iterator[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="aot_eager")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--backend", default="aot_eager", help="one or more, separated by commas")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or both, separated by a comma")
     parser.add_argument("--mode", help="mode of torch.compile")
     parser.add_argument("--dynamic", action="store_true", help="compile for any size")
+    parser.add_argument("--fullgraph", action="store_true", help="fail where a graph breaks")
     parser.add_argument("--mistakes", type=int, metavar="N", help="try every N-th planted mistake instead")
     parser.add_argument("--known", type=Path, metavar="FILE", help="append outcomes here, and skip those it has")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=logging.ERROR)
-    known = Outcomes(options.known)
+    quiet()
+    known, backends = Outcomes(options.known), options.backend.split(",")
     if options.mistakes:
-        check_mistakes(options.models, options.backend, options.mistakes, known)
+        chosen = [each for each in MISTAKES if not options.models or each.model in options.models][:: options.mistakes]
+        works = [
+            Work(f"{each.model} {each.name} {backend}".ljust(60), partial(check_mistake, each.name, backend))
+            for backend in backends
+            for each in chosen
+        ]
+        print(summary_of_mistakes(do_all(works, known, options.jobs, line_of_mistake)))
         return
-    further = {"mode": options.mode, "dynamic": options.dynamic or None}
+    further = {"mode": options.mode, "dynamic": options.dynamic or None, "fullgraph": options.fullgraph or None}
     given = tuple((name, value) for name, value in further.items() if value is not None)
     settings = [
-        Setting(how, checkpointed, options.backend, options.dtype, given)
+        Setting(how, checkpointed, backend, dtype, given)
+        for backend in backends
+        for dtype in options.dtype.split(",")
         for how in ("whole", "layers")
         for checkpointed in (False, True)
     ]
-    check_all(list(cases(options.models)), settings, known)
+    works = [
+        Work(f"{case.name:26} {setting}", partial(check_named, case.name, setting))
+        for case in cases(options.models)
+        for setting in settings
+    ]
+    print(summary_of(do_all(works, known, options.jobs, line_of)))
 
 
 if __name__ == "__main__":
