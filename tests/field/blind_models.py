@@ -1,4 +1,4 @@
-"""Families that were run once before any rule was changed for them: two blind trials of the whole comparison.
+"""Families that were run once before any rule was changed for them: three blind trials of the whole comparison.
 
 Rules were changed after each, so none of them is held out any more.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from .blind_third_models import THIRD
 from .building import (
     CLASSIFIED,
     HEADS,
@@ -334,4 +335,4 @@ SECOND: dict[str, Family] = {
     ),
 }
 
-BLIND = FIRST | SECOND
+BLIND = FIRST | SECOND | THIRD

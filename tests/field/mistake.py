@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from .models import FAMILIES
-from .patches import Apply
+from .patches import Apply, edits, has
 from .running import Training, training_of
 
 Kind = Literal["forward", "backward", "state", "update", "precision"]
@@ -71,3 +71,19 @@ def every(name: str, parameter: nn.Parameter) -> bool:
 def vectors(name: str, parameter: nn.Parameter) -> bool:
     """Biases and norms are concerned."""
     return parameter.ndim <= 1
+
+
+Change = tuple[str, str] | dict[str, Any] | Apply
+"""Old and new code of the module's forward; other attributes of the module; or any change of the training."""
+
+
+def table(family: str, *rows: tuple[Any, ...]) -> list[Mistake]:
+    """Mistakes of one family, each as (name, place, `Change`), and its kind if that is not "forward"."""
+    full = [(*row, "forward")[:4] for row in rows]
+    return [Mistake(name, family, where, kind, _applied(where, change)) for name, where, change, kind in full]
+
+
+def _applied(where: Any, change: Change) -> Apply:
+    if isinstance(change, tuple):
+        return edits(where, *change)
+    return has(where, **change) if isinstance(change, dict) else change

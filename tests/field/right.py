@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .blind_models import SECOND
+from .blind_third_models import THIRD
 from .further import EVERY, FURTHER
 from .measuring import Bench, Outcome, right_outcome
 from .mistake import nothing
@@ -76,8 +77,23 @@ _CHECKPOINTED = {
     "t5": "encoder.block.0",
     "qwen3": "model.layers.0",
 }
-_PADDED = ("llama", "qwen2", "mistral", "helium", "glm", "olmo", "exaone4", "dots1", "nanochat", "esm", "roberta")
-_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet")
+_PADDED = (
+    "llama",
+    "qwen2",
+    "mistral",
+    "helium",
+    "glm",
+    "olmo",
+    "exaone4",
+    "dots1",
+    "nanochat",
+    "esm",
+    "roberta",
+    "apertus",
+    "seed_oss",
+    "eurobert",
+)
+_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer")
 
 
 def _right() -> Iterator[Right]:
@@ -103,7 +119,7 @@ def _right() -> Iterator[Right]:
         yield Right("attention", family, attention="sdpa", steps=10)
     for number, family in enumerate(_PADDED):
         yield Right("unpadded attention", family, attention=UNPADDED_ATTENTION, steps=(1, 2, 3)[number % 3])
-    for family in ("helium", "glm", "esm"):
+    for family in ("helium", "glm", "esm", "seed_oss"):
         yield Right(
             "unpadded attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention=UNPADDED_ATTENTION
         )
@@ -111,7 +127,7 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
-    for number, (family, of) in enumerate(SECOND.items()):
+    for number, (family, of) in enumerate((SECOND | THIRD).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
         if of.attention:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")

@@ -6,6 +6,8 @@ from .blind_decoders import BLIND_DECODERS
 from .blind_encoders import BLIND_ENCODERS
 from .blind_second_decoders import SECOND_DECODERS
 from .blind_second_encoders import SECOND_ENCODERS
+from .blind_third_decoders import THIRD_DECODERS
+from .blind_third_encoders import THIRD_ENCODERS
 from .decoders import DECODERS
 from .encoders import ENCODERS
 from .held_out import HELD_OUT
@@ -26,4 +28,6 @@ MISTAKES = [
     *BLIND_ENCODERS,
     *SECOND_DECODERS,
     *SECOND_ENCODERS,
+    *THIRD_DECODERS,
+    *THIRD_ENCODERS,
 ]
