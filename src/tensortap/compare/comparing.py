@@ -101,6 +101,7 @@ def open_comparison(
         policy = Policy(options.rtol, options.atol, noise, mapped=frameworks_differ(reference, candidate))
         release_unused()
         structure = matched.structure()
+        pairs = replace(pairs, other_gelus=matched.other_gelus(structure))
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
         judgement, doubts = judge_certain(
             pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, without)

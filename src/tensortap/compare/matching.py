@@ -32,6 +32,7 @@ from tensortap.compare.judge.step_judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
+from tensortap.compare.measure.gelu import other_gelus_between
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
@@ -133,6 +134,11 @@ class Matched:
     def _zeros(self, pair: int) -> tuple[int, int]:
         ours, theirs = self.alignment.reference[pair], self.alignment.candidate[pair]
         return int(self.reference.zeros[ours]), int(self.candidate.zeros[theirs])
+
+    def other_gelus(self, structure: Structure) -> set[int]:
+        """Return the outputs that one side computes by a GELU with erf and the other by one with tanh."""
+        differ = ~self.measures.equal & ~self.measures.reshaped
+        return other_gelus_between(self.reference, self.candidate, self.alignment, structure, differ)
 
     def is_set_differently(self, pair: int) -> bool:
         """Whether the optimizers are known to have updated a pair of parameters with other settings so far."""

@@ -233,6 +233,7 @@ class Check(Observer):
                 comparator.shown,
                 comparator.kinks,
                 comparator.choices,
+                comparator.other_gelus,
                 isolation,
                 self._parameters(),
                 asked,

@@ -15,6 +15,7 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
 from tensortap.compare.measure.masks import MaskDifference, mask_difference, reshaped_mask_difference, without_edges
@@ -54,6 +55,10 @@ class Comparator:
         self.kinks: dict[int, CrossedKink] = {}
         """Row → how a gradient differs without the elements that crossed a kink."""
         self.choices = LiveChoices()
+        self.other_gelus: set[int] = set()
+        """Rows of outputs that one side computes by a GELU with erf and the other by one with tanh."""
+        self._given: dict[tuple[int, str, int], Counterpart] = {}
+        """(micro step, module, call) → the last tensor in a short dtype that the call was given, or got from inside."""
         self.forced: set[int] = set()
         """Rows whose tensor was replaced by the reference's after it was measured."""
         self.used_inside: set[int] = set()
@@ -100,10 +105,13 @@ class Comparator:
             self.choices.see(row, key, array, lambda: self._reference.values(found), equal)
             if not equal:
                 self._measure_pair(row, key, found, array)
+                self._find_other_gelu(row, key, found, array)
                 self.differs(row, key, array)
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         elif found is not None and found.location is not None and key.kind == "input":
             self._take_mask(row, key, reshaped_mask_difference(self._reference.values(found), array))
+        if found is not None and found.location is not None and key.phase == "forward" and dtype in SHORT_DTYPES:
+            self._note_given(key, found)
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, found
@@ -151,6 +159,7 @@ class Comparator:
         self._keys.clear()
         self._rows.clear()
         self._hidden.clear()
+        self._given.clear()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
@@ -170,6 +179,28 @@ class Comparator:
         is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
         if is_large and (kink := crossed_kink(values, array)) is not None:
             self.kinks[row] = kink
+
+    def _note_given(self, key: Key, found: Counterpart) -> None:
+        """Note a tensor as what its own call is given, or the call around it gets."""
+        module = self._reference.rename(key.module)
+        if key.kind == "input":
+            self._given[key.micro, module, key.call] = found
+        elif key.kind == "output":
+            caller = self.callers.get((key.step, key.micro, module, key.call))
+            if caller is not None:  # a container whose calls are counted from 0
+                self._given[key.micro, caller, 0] = found
+
+    def _find_other_gelu(self, row: int, key: Key, found: Counterpart, array: npt.NDArray[Any]) -> None:
+        """Find out whether an output is a GELU of another kind. What it is computed from is the reference's."""
+        module = self._reference.rename(key.module)
+        given = self._given.get((key.micro, module, key.call))
+        if key.phase != "forward" or key.kind != "output" or given is None or given.shape != array.shape:
+            return
+        names = {found.dtype, given.dtype, dtypes.name_of(array.dtype)}
+        if names <= SHORT_DTYPES and row in self.measured:
+            x = self._reference.values(given)
+            if are_other_gelus((x, x), (self._reference.values(found), array)):
+                self.other_gelus.add(row)
 
     def _take_mask(self, row: int, key: Key, mask: MaskDifference | None) -> bool:
         """Keep the difference of two masks, and the positions that they hide; return whether they are masks."""

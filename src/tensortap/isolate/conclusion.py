@@ -56,6 +56,7 @@ def conclude_live(
     shown: Mapping[int, bool],
     kinks: Mapping[int, CrossedKink],
     choices: LiveChoices,
+    other_gelus: Collection[int],
     isolation: Isolation | None,
     parameters: Parameters,
     options: ComparisonOptions,
@@ -85,7 +86,10 @@ def conclude_live(
     matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)
     pairs = replace(
-        pairs_of(matched), kink_of=lambda pair: kinks.get(rows[pair]), choices=LiveChoiceReader(choices, rows)
+        pairs_of(matched),
+        kink_of=lambda pair: kinks.get(rows[pair]),
+        choices=LiveChoiceReader(choices, rows),
+        other_gelus={pair for pair, row in enumerate(rows) if row in other_gelus},
     )
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:

@@ -26,6 +26,7 @@ from tensortap.compare.judge.rules import (
     MOST_CAME_IN,
     MOVED_TIES,
     NAIVE_SUM,
+    OTHER_GELU,
     ROUNDING,
     ROUNDING_INSIDE,
     SAME_MASK,
@@ -140,6 +141,7 @@ class PairJudge:
             self.open = ~pairs.equal & ~np.isnan(pairs.error)
         close = ~pairs.equal & ~self.open & ~np.isnan(pairs.error)
         self.open[self.structure.operators] = False
+        self.open[list(pairs.other_gelus)] = True
         which = np.where(pairs.equal, 0, np.where(close, 1, 2)).astype(np.int8).tolist()
         # Equal words are one object: there are as many as pairs.
         self.status = list(map(("equal", "close", "unjudged").__getitem__, which))
@@ -226,6 +228,8 @@ class PairJudge:
             self.rule[row] = ROUNDING
         if row in self.ties.mistaken:
             self.tolerance[row], self.rule[row] = 0.0, ROUNDING
+        elif row in self.pairs.other_gelus:
+            self.tolerance[row], self.rule[row] = 0.0, OTHER_GELU
         if row in self.pairs.masks and self.pairs.masks[row].ambiguous:
             self._ambiguous.add(row)
             evidence.discount(row)  # its number says nothing about what is made from it
@@ -348,6 +352,8 @@ class PairJudge:
 
     def _doubt(self, row: int, sources: Sequence[int]) -> str:
         """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
+        if row in self.pairs.other_gelus:
+            return ""
         pair = JudgedPair(self.evidence, row, sources, 0.0)
         if is_doubtful_sum(pair, self.evidence.error[row]):
             return NAIVE_SUM

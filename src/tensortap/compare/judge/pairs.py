@@ -76,5 +76,7 @@ class Pairs:
 
     is_set_differently: Callable[[int], bool] = lambda pair: False
     """Whether the optimizers of the two sides are known to update a pair of parameters with other settings."""
+    other_gelus: Collection[int] = ()
+    """Outputs in short dtypes that one side computes by a GELU with erf and the other by one with tanh."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""

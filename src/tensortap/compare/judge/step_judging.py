@@ -182,6 +182,8 @@ class StepJudge(PairJudge):
         found |= (flags & (UNSEEN | SEEN)) != 0
         if self.pairs.masks:
             found |= np.isin(rows, list(self.pairs.masks))
+        if self.pairs.other_gelus:
+            found |= np.isin(rows, list(self.pairs.other_gelus))
         if self.pairs.choices is not None:
             found |= self.structure.integers[rows]
         return found

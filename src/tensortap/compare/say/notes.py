@@ -11,7 +11,7 @@ from tensortap.compare.align.alignment import Renames, suggest
 from tensortap.compare.align.calls import argument_notes
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.recomputations import changed_recomputations
-from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, ROUNDING_INSIDE
+from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, OTHER_GELU, ROUNDING_INSIDE
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
@@ -64,7 +64,7 @@ def notes_of(matched: Matched, judgement: Judgement, renames: Renames, births: l
     notes += [matched.patterns.words()] if matched.patterns.calls else []
     notes += operator_notes(matched)
     notes += _masks(matched)
-    notes += _kinks(matched, judgement)
+    notes += _kinks(matched, judgement) + _other_gelus(births, judgement)
     notes += _choices(matched, judgement) + _unread(judgement) + _doubted(matched, judgement)
     notes += [
         f"the recomputation in {display_name(fact.of)} makes other values than its first forward in the reference"
@@ -93,6 +93,12 @@ def _kinks(matched: Matched, judgement: Judgement) -> list[str]:
         f"{about}{kink.crossed:,} of {kink.elements:,} elements of {key} crossed a kink; the rest agrees to "
         f"{sentence.rounded(kink.rel_l2)}{so_too}"
     ]
+
+
+def _other_gelus(births: list[Finding], judgement: Judgement) -> list[str]:
+    """Return a note on the first module that is found by which GELU it computes: its numbers alone are within rounding."""
+    named = [birth for birth in births if birth.row is not None and judgement.rule[birth.row] == OTHER_GELU]
+    return [f"{display_name(birth.module)}: {OTHER_GELU}" for birth in named[:1]]
 
 
 def _choices(matched: Matched, judgement: Judgement) -> list[str]:

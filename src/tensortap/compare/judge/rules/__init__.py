@@ -43,6 +43,7 @@ __all__ = [
     "MOST_CAME_IN",
     "MOVED_TIES",
     "NAIVE_SUM",
+    "OTHER_GELU",
     "ROUNDING",
     "ROUNDING_ALONE",
     "ROUNDING_INSIDE",
@@ -68,6 +69,7 @@ ROUNDING_ALONE = "rounding of what it sums"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
 ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
+OTHER_GELU = "one side computes GELU by erf, the other one its approximation by tanh"
 MOST_CAME_IN = "so much error came in that a mistake would not show"
 UNSEEN_USE = "one side runs inside a graph, where the model reads this output itself, unseen"
 UNSEEN_PARAMETERS = "earlier gradients' noise in parameters that were not recorded"
