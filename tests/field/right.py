@@ -132,7 +132,7 @@ def _right() -> Iterator[Right]:
         if of.attention:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
             yield Right("attention and chunks", family, _CHUNKS, attention="sdpa", steps=(3, 1)[number % 2])
-        if number % 3 == 0:
+        if number % 3 == 0 and family != "qwen3_next":  # which does not compile
             yield Right("compiled", family, trains(compiled="aot_eager"))
     yield Right("compiled", "llama", _compiled("model.layers.1.mlp"))
     yield Right("compiled", "bert", _compiled("bert.pooler"))
