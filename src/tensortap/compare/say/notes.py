@@ -96,7 +96,7 @@ def _kinks(matched: Matched, judgement: Judgement) -> list[str]:
 
 
 def _other_gelus(births: list[Finding], judgement: Judgement) -> list[str]:
-    """Return a note on the first module that is found by which GELU it computes: its numbers alone are within rounding."""
+    """Return a note on the first module that is found by which GELU it computes: its numbers are within rounding."""
     named = [birth for birth in births if birth.row is not None and judgement.rule[birth.row] == OTHER_GELU]
     return [f"{display_name(birth.module)}: {OTHER_GELU}" for birth in named[:1]]
 
