@@ -289,24 +289,31 @@ def measure_masks(
 def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
     """Measure pairs again without positions that a mask hides, where they differ there by more than rounding."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
-    hidden: dict[tuple[int, int, int], HiddenPositions] = {}
-
-    def scope(pair: int) -> tuple[int, int, int]:
-        row = alignment.reference[pair]
-        return int(left.rank[row]), int(left.step[row]), int(left.micro[row])
-
-    for pair, mask in measures.masks.items():
-        if mask.is_other_convention:
-            hidden.setdefault(scope(pair), HiddenPositions()).add(mask.positions)
+    hidden = _hidden_positions(matched)
     if not any(hidden.values()):
         return
     for pair in pairs[left.phase.among(("forward",))[alignment.reference[pairs]]].tolist():
         row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
         off = float(measures.rel_l2[pair])
-        if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not (known := hidden.get(scope(pair))):
+        known = hidden.get(_scope_of(matched, pair))
+        if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not known:
             continue
         if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
             measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)
+
+
+def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPositions]:
+    """Return by rank, step and micro step the positions that masks in two conventions hide."""
+    hidden: dict[tuple[int, int, int], HiddenPositions] = {}
+    for pair, mask in matched.measures.masks.items():
+        if mask.is_other_convention:
+            hidden.setdefault(_scope_of(matched, pair), HiddenPositions()).add(mask.positions)
+    return hidden
+
+
+def _scope_of(matched: Matched, pair: int) -> tuple[int, int, int]:
+    side, row = matched.reference, matched.alignment.reference[pair]
+    return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
 
 
 def _remeasure_edges(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
@@ -369,6 +376,7 @@ def pairs_of(matched: Matched) -> Pairs:
         rounding = raise_rounding(rounding, matched.allowances)
     measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
     rounding[list(measures.masks)] = 0.0  # one hidden element more is a difference in any dtype
+    hidden = _hidden_positions(matched)
     mismatched = np.full(len(rows), np.nan)
     for pair, difference in measures.differences.items():
         mismatched[pair] = difference.mismatched
@@ -392,7 +400,11 @@ def pairs_of(matched: Matched) -> Pairs:
         kink_of=kinks_between(left, right, alignment),
         step_noise_of=step_noise_between(left, right, alignment),
         is_set_differently=matched.is_set_differently,
-        choices=ChoiceReader(left, right, alignment, measures.l2_difference),
+        choices=ChoiceReader(
+            *(left, right, alignment, measures.l2_difference),
+            hidden=lambda pair: hidden.get(_scope_of(matched, pair)),
+            draws=lambda: matched.settings.loop.draws_random,
+        ),
         mixed=mixed,
         l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
         mismatched=mismatched,

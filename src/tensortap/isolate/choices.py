@@ -50,7 +50,7 @@ class LiveChoices:
             self._recent.clear()
             self._current.clear()
         if key.phase == "forward" and theirs.dtype.kind in "iu":
-            if not equal and theirs.ndim >= 2 and theirs.size:
+            if not equal and theirs.ndim and theirs.size:
                 self._compare(row, key, reference(), theirs)
             return
         if key.phase == "forward" and theirs.ndim >= 2 and theirs.shape[-1] <= _MOST_SCORES and theirs.size:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tensortap.core.arguments import OpaqueValue, in_words
@@ -87,6 +88,15 @@ class LoopDifferences:
                     found[of] = step
                     break
         return found
+
+    @cached_property
+    def draws_random(self) -> bool:
+        """Whether the reference draws random numbers in its steps: a generator's state changes from one to the next."""
+        for of in self._common("random"):
+            states = [self._ours.value("random", step, of) for step in self._steps]
+            if any(one is not None and other is not None and one != other for one, other in pairwise(states)):
+                return True
+        return False
 
     def of_update(self, parameter: str, until: int) -> list[LoopDifference]:
         """Return the differences that make another update of a parameter, up to a step."""

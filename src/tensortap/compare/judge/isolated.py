@@ -94,6 +94,8 @@ class _Attributor:
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
             return True
+        if kind == "grad_output" and row in self.own and self._is_misused_inside(row):
+            return True
         if kind == "buffer":  # one that a module updates when it is called
             return bool(self.structure.number[row]) and any(
                 self._missing_calls.get((step, key_micro, module)) for key_micro in self._micros
@@ -125,6 +127,21 @@ class _Attributor:
         users = [user for user, owners in self.isolation.tied.items() if module in owners and user != module]
         calls = [call for user in users for call in self.structure.calls_of_module.get((scope, user), ())]
         return any(self._wrong(output) for call in calls for output in call.of("output"))
+
+    def _is_misused_inside(self, row: int) -> bool:
+        """Whether a module uses one of its outputs inside, as a list of hidden states, and a module that it gives this
+        output to computes something wrong with it: that one is named by what it computes."""
+        call = self.structure.call_of(row)
+        if call is None:
+            return False
+        users = [
+            user
+            for tensor in self.structure.returned(row, call)
+            for user in self.structure.consumers.get(tensor, ())
+            if user is not call and is_within(user.module, call.module)
+        ]
+        made = [r for user in users for r in (*user.of("output"), *(i for c in user.children for i in c.of("input")))]
+        return any(self._wrong(each) for each in made)
 
     def has_other_calls(self, row: int) -> bool:
         """Whether a row is the gradient of a parameter that one side uses in further calls."""

@@ -41,6 +41,7 @@ from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.measure.choices import ChangedChoice
+from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
@@ -130,6 +131,8 @@ class PairJudge:
         """By rank, step and micro step: the output with the largest error of all that are right so far."""
         self._unseen_uses: dict[int, Spot] = {}
         """Gradients of outputs that one side alone uses inside its model, unseen, and the calls that return these."""
+        self._after_hidden: set[int] = set()
+        """Rows whose elements may have been made at positions that a mask hides."""
         self._passed = 0
         """The records before this one are in `_worst_output`."""
         self._wrong_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -241,6 +244,11 @@ class PairJudge:
         if may_follow and (tie := self._follows_tie(row, sources)):
             self.status[row], self.rule[row] = tie
             return
+        if too_far and not propagated and self._follows_hidden(row, sources):
+            self._after_hidden.add(row)
+            evidence.discount(row)
+            self.status[row], self.rule[row] = "unjudged", FOLLOWS_HIDDEN
+            return
         if is_broken:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
@@ -340,6 +348,17 @@ class PairJudge:
 
     def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
         return self.ties.status_of_follower(row, sources, self.tolerance[row])
+
+    def _follows_hidden(self, row: int, sources: Sequence[int]) -> bool:
+        """Whether a value without axes of positions, such as the tokens of an expert, is made from one that differs at
+        positions that a mask hides: these may be among its elements, or have moved the others to other places."""
+        kind, limits = self.structure.kind[row], self.pairs.limits
+        if self.pairs.isolated is not None or self.evidence.policy.fixed or row in self.pairs.shown:
+            return False
+        if kind in ("input", "output"):
+            return any(each in self._after_hidden or limits.get(each) == UNREAD_POSITIONS for each in sources)
+        call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
+        return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
 
     def _note_cancelling(self, row: int, sources: Sequence[int]) -> None:
         """Note a gradient that needs more tolerance than any but a sum that cancels out gets, and its step_grad."""

@@ -72,7 +72,10 @@ class Ties:
         isolated = self._evidence.pairs.isolated is not None  # no token reaches any other by way of another call
         kinds = ("input", "output") if isolated else ("output",)
         if choice is None and call is not None and structure.kind[row] in kinds:
-            choice = self._choice_of(call, structure.kind[row], isolated)
+            choice = self._choice_of(call, structure.kind[row])
+        if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
+            # The gradient of a value that other tokens chose depends on them just as the value does.
+            choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
         if choice is None or reader is None:
             return None
         self.add(row, choice)
@@ -85,12 +88,11 @@ class Ties:
                 return None
         return "unjudged", FOLLOWS_TIE
 
-    def _choice_of(self, call: CallRows, kind: str, ahead: bool) -> ChangedChoice | None:
-        """Return a changed choice among the outputs or the inputs of a call; `ahead`, also one that is not judged yet.
-        A free run may be wrong up to there; then rounding has not decided."""
+    def _choice_of(self, call: CallRows, kind: str) -> ChangedChoice | None:
+        """Return a changed choice among the outputs or the inputs of a call, also one that is not judged yet."""
         reader = self._evidence.pairs.choices
         for each in call.of(kind):
-            if ahead and each not in self.choices and reader is not None and reader.may_be_choice(each):
+            if each not in self.choices and reader is not None and reader.may_be_choice(each):
                 self.status_of_choice(each, self._evidence.structure.sources(each))
         return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 

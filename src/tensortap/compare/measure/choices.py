@@ -6,7 +6,7 @@ Where the choices of few tokens differ and their scores differ by less than roun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
+from tensortap.compare.measure.hidden import HiddenPositions
 from tensortap.kernels import difference
 
 __all__ = [
@@ -50,6 +51,8 @@ def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) ->
 
     The n-th best score moves by no more than the scores do. So two choices of rounding differ by twice that at most.
     """
+    if choices[0].ndim == 1:
+        return _changed_order(choices, scores)
     experts = scores[0].shape[-1]
     ours, theirs = (array.reshape(-1, array.shape[-1]).astype(np.int64) for array in choices)
     if min(ours.min(), theirs.min()) < 0 or max(ours.max(), theirs.max()) >= experts:
@@ -67,6 +70,36 @@ def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) ->
     return ChangedChoice(len(ours), len(which), tied, which, experts, reordered)
 
 
+def _changed_order(orders: tuple[Array, Array], scores: tuple[Array, Array]) -> ChangedChoice | None:
+    """Compare two lists of tokens sorted by their experts, by the scores; None if these are no such lists.
+
+    A list has every token once for each expert that it chose, or the numbers of these choices, token by token.
+    """
+    experts = scores[0].shape[-1]
+    left, right = (array.reshape(-1, experts).astype(np.float64) for array in scores)
+    each, rest = divmod(orders[0].size, len(left))
+    if rest or not 0 < each <= experts:
+        return None
+    choices = tuple(np.argsort(-array, axis=1, kind="stable")[:, :each] for array in (left, right))
+    if not all(map(_is_sorted_by, orders, choices)):
+        return None
+    return changed_choice((choices[0], choices[1]), scores)
+
+
+def _is_sorted_by(order: Array, choices: Array) -> bool:
+    """Whether a list holds first the tokens that chose the first expert, then those of the second, ..."""
+    tokens, each = choices.shape
+    order = order.astype(np.int64)
+    if order.min() < 0 or order.max() >= tokens * each:
+        return False
+    if each > 1 and np.array_equal(np.sort(order), np.arange(tokens * each)):
+        order = order // each
+    expected = np.argsort(choices.reshape(-1), kind="stable") // each
+    ends = np.cumsum(np.bincount(choices.reshape(-1)))[:-1]
+    parts = zip(np.split(order, ends), np.split(expected, ends), strict=True)
+    return all(np.array_equal(np.sort(ours), np.sort(theirs)) for ours, theirs in parts)
+
+
 def _is_best(choices: Array, scores: Array) -> bool:
     """Whether all choices are those with the best scores."""
     best = -np.sort(-scores, axis=1)[:, : choices.shape[1]]
@@ -74,7 +107,10 @@ def _is_best(choices: Array, scores: Array) -> bool:
 
 
 def holds_scores(shape: tuple[int, ...], choices: tuple[int, ...]) -> bool:
-    """Whether a tensor may hold the scores of all experts that choices were made from."""
+    """Whether a tensor may hold the scores of all experts that choices, or an order of tokens, were made from."""
+    if len(choices) == 1:
+        tokens = int(np.prod(shape[:-1]))
+        return len(shape) >= 2 and shape[-1] >= _LEAST_EXPERTS and tokens > 1 and choices[0] % tokens == 0
     fits = len(shape) >= 2 and shape[-1] >= max(_LEAST_EXPERTS, choices[-1])
     return fits and bool(np.prod(shape[:-1]) == np.prod(choices[:-1]))
 
@@ -105,7 +141,20 @@ class ChoiceSource(Protocol):
 class ChoiceReader:
     """Looks at the choices of pairs, and at other pairs without the tokens whose choice changed."""
 
-    def __init__(self, reference: Side, candidate: Side, alignment: Alignment, distance: Array) -> None:
+    def __init__(
+        self,
+        reference: Side,
+        candidate: Side,
+        alignment: Alignment,
+        distance: Array,
+        hidden: Callable[[int], HiddenPositions | None] = lambda pair: None,
+        draws: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        hidden: returns the positions that a mask hides in the forward pass of a pair; choices there do not count.
+        draws: whether the model draws random numbers. Then scores alone may not explain a choice.
+        """
+        self._hidden, self._draws = hidden, draws
         self._reference, self._candidate = reference, candidate
         self._left, self._right = alignment.reference, alignment.candidate
         self._distance = distance
@@ -113,11 +162,11 @@ class ChoiceReader:
         self._integers = {code for code, name in enumerate(names) if name.startswith(("int", "uint"))}
 
     def may_be_choice(self, pair: int) -> bool:
-        """Whether a pair consists of integers, a few for each token."""
+        """Whether a pair consists of integers, a few for each token, or of a list of tokens."""
         if int(self._reference.dtype.codes[self._left[pair]]) not in self._integers:
             return False
         shape = self._shape(pair)
-        return len(shape) >= 2 and min(shape) > 0 and shape == self._other_shape(pair)
+        return len(shape) >= 1 and min(shape) > 0 and shape == self._other_shape(pair)
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
         """Return how choices differ. `scores` are pairs that they may have been made from."""
@@ -131,9 +180,11 @@ class ChoiceReader:
             if self._kept(pair) and self._kept(other):
                 choice = changed_choice(self._arrays(pair), self._arrays(other))
             else:
-                choice = self._estimate(pair, given[-1])
+                choice = self._estimate(pair, given)
             if choice is not None and (found is None or choice.tied):
                 found = choice
+        if found is not None and found.tied is False and self._draws():
+            return replace(found, tied=None)
         return found
 
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None:
@@ -143,9 +194,13 @@ class ChoiceReader:
             return None
         return error_without_tokens(choice, shape, lambda: self._arrays(pair))
 
-    def _estimate(self, pair: int, experts: int) -> ChangedChoice | None:
-        """Estimate from summaries how many choices changed: between two random experts is a known distance."""
-        apart = float(self._distance[pair])
+    def _estimate(self, pair: int, scores: tuple[int, ...]) -> ChangedChoice | None:
+        """Estimate from summaries how many choices changed: between two random experts is a known distance. Of a list
+        of tokens, only that it has the same ones."""
+        apart, experts = float(self._distance[pair]), scores[-1]
+        if len(self._shape(pair)) == 1:
+            ours, theirs = float(self._reference.l2[self._left[pair]]), float(self._candidate.l2[self._right[pair]])
+            return ChangedChoice(int(np.prod(scores[:-1])), 1, None, None, experts) if ours == theirs else None
         if not np.isfinite(apart):
             return None
         shape = self._shape(pair)
@@ -163,4 +218,6 @@ class ChoiceReader:
         return bool(self._reference.kept[self._left[pair]] and self._candidate.kept[self._right[pair]])
 
     def _arrays(self, pair: int) -> tuple[Array, Array]:
-        return self._reference.array(int(self._left[pair])), self._candidate.array(int(self._right[pair]))
+        ours, theirs = self._reference.array(int(self._left[pair])), self._candidate.array(int(self._right[pair]))
+        hidden = self._hidden(pair)
+        return ours, hidden.overlay(ours, theirs) if hidden else theirs

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 
-__all__ = ["EXPLAINS", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
+__all__ = ["EXPLAINS", "FOLLOWS_HIDDEN", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.bool_]
@@ -25,6 +25,8 @@ Positions = npt.NDArray[np.bool_]
 EXPLAINS = 2.0
 """Times that a pair is further off with hidden positions, from which on they are what makes it differ."""
 UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
+
+FOLLOWS_HIDDEN = "it has no axis of positions, and is made from what differs at positions that a mask hides"
 
 
 def blind_positions(hidden: Array) -> Positions | None:
@@ -52,6 +54,14 @@ class HiddenPositions:
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    def overlay(self, ours: Array, theirs: Array) -> Array:
+        """Return the candidate's tensor with the reference's elements at the hidden positions, if it has their axes."""
+        for positions in self._known.values():
+            where = _along(positions, ours.shape)
+            if where is not None and ours.shape == theirs.shape:
+                return np.where(where, ours.astype(theirs.dtype), theirs)
+        return theirs
 
     def measure_shown(
         self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
