@@ -92,6 +92,9 @@ class LiveChoiceReader:
     def may_be_choice(self, pair: int) -> bool:
         return self._rows[pair] in self._changed
 
+    def knows_tokens(self, pair: int) -> bool:
+        return True
+
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
         return self._changed.get(self._rows[pair])
 

@@ -89,10 +89,13 @@ class Ties:
         return "unjudged", FOLLOWS_TIE
 
     def _choice_of(self, call: CallRows, kind: str) -> ChangedChoice | None:
-        """Return a changed choice among the outputs or the inputs of a call, also one that is not judged yet."""
+        """Return a changed choice among the outputs or the inputs of a call; also one that is not judged yet, if its
+        tokens are known, so that the others can be judged."""
         reader = self._evidence.pairs.choices
         for each in call.of(kind):
-            if each not in self.choices and reader is not None and reader.may_be_choice(each):
+            if each in self.choices or reader is None or not reader.may_be_choice(each):
+                continue
+            if reader.knows_tokens(each):
                 self.status_of_choice(each, self._evidence.structure.sources(each))
         return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 

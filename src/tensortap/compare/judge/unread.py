@@ -101,7 +101,7 @@ def find_unread(
     if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
         return UnreadDifferences()
     known = _right_before(gradients, pairs, structure, scopes)
-    # In a short dtype, rounding moves choices of experts, too; a token with another expert moves gradients by any amount.
+    # In a short dtype, rounding moves choices of experts. A token with another expert moves gradients by any amount.
     chosen = any(structure.integers[row] and structure.kind[row] == "output" for row in wrong)
     most = float("inf") if chosen else MOST_ASSUMED
     for row in gradients:

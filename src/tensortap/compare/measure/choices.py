@@ -133,6 +133,8 @@ class ChoiceSource(Protocol):
 
     def may_be_choice(self, pair: int) -> bool: ...
 
+    def knows_tokens(self, pair: int) -> bool: ...
+
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None: ...
 
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None: ...
@@ -167,6 +169,10 @@ class ChoiceReader:
             return False
         shape = self._shape(pair)
         return len(shape) >= 1 and min(shape) > 0 and shape == self._other_shape(pair)
+
+    def knows_tokens(self, pair: int) -> bool:
+        """Whether it is known which tokens changed their choice."""
+        return self._kept(pair)
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
         """Return how choices differ. `scores` are pairs that they may have been made from."""

@@ -15,7 +15,7 @@ from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, O
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
-from tensortap.compare.measure.hidden import UNREAD_POSITIONS
+from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.loop import loop_notes
@@ -128,7 +128,7 @@ def count_unjudged_by_ties(judgement: Judgement) -> int:
 
 def _unread(judgement: Judgement) -> list[str]:
     """Return a note on differences that nothing reads."""
-    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY)}
+    counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY, FOLLOWS_HIDDEN)}
     return [
         f"not judged: {times:,} pair{'s' * (times > 1)} that begin in the forward pass; {why}"
         for why, times in counts.items()

@@ -1,0 +1,64 @@
+"""Lists of tokens, sorted by the experts that these chose, are compared by the scores that decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from made_runs import values
+
+from tensortap.compare.measure.choices import changed_choice
+from tensortap.compare.measure.hidden import HiddenPositions
+
+Array = npt.NDArray[Any]
+TOKENS, EXPERTS, EACH = 16, 4, 2
+
+
+def order_of(scores: Array, by_token: bool) -> Array:
+    """Sort choices by expert: the numbers of the choices, or of their tokens."""
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :EACH]
+    order = np.argsort(chosen.reshape(-1), kind="stable")
+    return order // EACH if by_token else order
+
+
+@pytest.fixture
+def scores() -> Array:
+    return values(3, (TOKENS, EXPERTS)).astype(np.float64)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_an_order_that_tied_scores_explain(scores: Array, by_token: bool) -> None:
+    best = np.argsort(-scores[5])
+    scores[5, best[2]] = scores[5, best[1]] * (1 - 1e-7)
+    moved = scores.copy()
+    moved[5, best[2]] = scores[5, best[1]] * (1 + 1e-7)
+    orders = order_of(scores, by_token), order_of(moved, by_token)
+    found = changed_choice(orders, (scores, moved))
+    assert found is not None and found.tied and found.which == (5,) and found.tokens == TOKENS
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_an_order_within_an_expert_does_not_matter(scores: Array, by_token: bool) -> None:
+    order = order_of(scores, by_token)
+    other = order.copy()
+    other[:2] = other[1::-1]  # two tokens of the first expert
+    found = changed_choice((order, other), (scores, scores))
+    assert found is not None and found.tied and not found.changed
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_an_order_by_other_experts_is_no_choice_by_scores(scores: Array, by_token: bool) -> None:
+    order = order_of(scores, by_token)
+    assert changed_choice((order, order[::-1].copy()), (scores, scores)) is None
+    assert changed_choice((order, order + 1), (scores, scores)) is None
+    assert changed_choice((order[:-1], order[:-1]), (scores, scores)) is None
+
+
+def test_hidden_positions_are_taken_from_the_reference() -> None:
+    hidden = HiddenPositions()
+    hidden.add(np.array([[True, False], [False, False]]))
+    ours, theirs = np.arange(8).reshape(4, 2), np.arange(8).reshape(4, 2) + 10
+    assert hidden.overlay(ours, theirs).tolist() == [[0, 1], [12, 13], [14, 15], [16, 17]]
+    assert hidden.overlay(np.arange(3), np.arange(3) + 1).tolist() == [1, 2, 3]  # no axes of positions
