@@ -16,13 +16,15 @@ import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeReader, Forever, nothing
 from tensortap.capture import recorder
+from tensortap.capture.recorder import Recorder
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 
 OUTPUT_BYTES = 4 * 8 * 4
 
 
-@pytest.fixture
-def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
+@pytest.fixture(params=["C", "Python"])
+def new_gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[[], FakeReader]:
+    fake_gpu.choose_language(monkeypatch, request.param)
     return fake_gpu.install(monkeypatch)
 
 
@@ -142,10 +144,24 @@ def test_others_wait_no_longer_because_one_was_lost(
     assert [row for row in once if row in later] == later, "all that is there is right"
 
 
+def test_c_code_reads_what_is_not_unusual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.choose_language(monkeypatch, "C")
+    gpu, carefully = fake_gpu.install(monkeypatch)(), list[int]()
+    read = Recorder._read_deferred
+    monkeypatch.setattr(Recorder, "_read_deferred", lambda self, *given: (carefully.append(1), read(self, *given)))
+    model = Blocks(12, nothing)
+    with tt.capture(model, tmp_path / "run", kinds=("input", "output", "grad_output", "param_grad")) as tap:
+        for _ in range(12):
+            model(torch.randn(4, 8)).square().sum().backward()
+            model.zero_grad()
+            tap.step()
+    assert gpu.waited > len(tap.run) / 2 and len(carefully) < gpu.waited / 10
+
+
 def test_a_tensor_that_must_be_copied_first_is_not_deferred(new_gpu: Any) -> None:
     gpu = new_gpu()
     gpu.submit(torch.zeros(8))
-    deferred = DeferredReads(next(iter(gpu._lanes.values())))
+    deferred = DeferredReads(next(iter(gpu._lanes.values())), -1, 0)
     place = Forever()
     whole = torch.randn(8, 8)
     peculiar = [

@@ -22,9 +22,10 @@ from tensortap.capture.deferred import read_order as read_order
 OUTPUT_BYTES = 4 * 8 * 4
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeReader]:
+@pytest.fixture(params=["C", "Python"])
+def patient(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeReader]:
     """Deferred reads run after four more outputs of a chain at the latest."""
+    fake_gpu.choose_language(monkeypatch, request.param)
     with fake_gpu.window(monkeypatch, 4 * OUTPUT_BYTES):
         yield fake_gpu.install(monkeypatch)()
 

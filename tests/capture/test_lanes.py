@@ -471,7 +471,7 @@ def test_an_interrupt_leaves_no_unread_row(tmp_path: Path, new_gpu: Any, monkeyp
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     torch.manual_seed(0)
     batches = [torch.randn(4, 8) for _ in range(6)]
-    looked = torch_lane._WaitingTensor.unchanged
+    looked = torch_lane.WaitingTensor.unchanged
     interrupts = [KeyboardInterrupt()]
 
     def interrupted(waiting: Any) -> bool:
@@ -479,7 +479,7 @@ def test_an_interrupt_leaves_no_unread_row(tmp_path: Path, new_gpu: Any, monkeyp
             raise interrupts.pop()
         return looked(waiting)
 
-    monkeypatch.setattr(torch_lane._WaitingTensor, "unchanged", interrupted)
+    monkeypatch.setattr(torch_lane.WaitingTensor, "unchanged", interrupted)
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
         for batch in batches:
             try:
@@ -533,7 +533,7 @@ def test_nothing_is_launched_into_a_graph_that_is_being_captured(
     def begins(*_: Any) -> None:
         if tap.stats()["steps"] == 4:
             assert gpu.waiting() > 0
-            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            fake_gpu.capture(monkeypatch, True)
             launched.append(len(gpu.gpu.together_) + gpu.gpu.alone)
 
     with tt.capture(model, tmp_path / "a", kinds="output", classes="Linear") as tap:
@@ -542,7 +542,7 @@ def test_nothing_is_launched_into_a_graph_that_is_being_captured(
             model(torch.randn(4, 8))
             if number == 4:
                 launched.append(len(gpu.gpu.together_) + gpu.gpu.alone)
-                monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+                fake_gpu.capture(monkeypatch, False)
             tap.step()
             tap.flush()
     assert launched[0] == launched[1]
@@ -598,6 +598,7 @@ def test_a_tensor_seen_again_waits_with_the_others(tmp_path: Path, new_gpu: Any)
 def test_an_interrupt_during_many_reads_loses_one_at_most(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake_gpu.choose_language(monkeypatch, "Python")  # a signal's handler runs between lines of Python alone
     new_gpu()
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
     read = Recorder._read_deferred

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
+from support.fake_gpu import choose_language
 from support.tapping import ALL_KINDS
 from tensortap.capture import native_classes, recorder
 from tensortap.capture.planned_watcher import PlannedWatcher
@@ -152,10 +153,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_steps_that_differ_are_recorded_alike(
     tmp_path: Path, carefully: Any, followed: list[bool], seed: int, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if language == "Python":
-        monkeypatch.setattr(native_classes, "load", lambda: None)
-    elif native_classes.load() is None:
-        pytest.skip("no C compiler, or no headers of Python")
+    choose_language(monkeypatch, language)
     quick, facts, _ = record(tmp_path / "quick", "cpu", seed)
     assert 5 < sum(followed) < STEPS - 5, "some steps follow their plan, and some leave it"
     with carefully():

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from tensortap.capture import native_classes
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial, DeferredSlot
+from tensortap.frameworks.device_reader import DeferralTrial
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
@@ -120,10 +121,10 @@ class FakeReader(CudaReader):
         self.waited = self.tried = 0
         """Number of tensors that were deferred, and that were read twice."""
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
-        taken = super().defer(tensor, bound, slot, step)
-        self.waited += taken
-        return taken
+    def _run_deferred(self) -> None:
+        if self._deferred is not None and not self._reading:
+            self.waited += len(self._deferred)
+        super()._run_deferred()
 
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
         self.tried += 1
@@ -164,10 +165,24 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     monkeypatch.setattr(torch.cuda, "stream", no_context)
     monkeypatch.setattr(torch.cuda, "device", no_context)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    capture(monkeypatch, False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     return new
+
+
+def capture(monkeypatch: pytest.MonkeyPatch, now: bool) -> None:
+    """Begin or end the capture of a CUDA graph."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: now, raising=False)
+
+
+def choose_language(monkeypatch: pytest.MonkeyPatch, language: str) -> None:
+    """Take the quick ways of capture that are written in C, or those in Python."""
+    if language == "Python":
+        monkeypatch.setattr(native_classes, "load", lambda: None)
+    elif native_classes.load() is None:
+        pytest.skip("no C compiler, or no headers of Python")
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from functools import cache
 from types import ModuleType
 
 from tensortap import native
+from tensortap.frameworks.device_reader import DeviceReader
 
-__all__ = ["load"]
+__all__ = ["load", "load_for_device"]
 
 
 @cache
@@ -19,6 +20,7 @@ def load() -> ModuleType | None:
     # Imported here, since the modules of these classes import this one.
     from tensortap.capture.clock import ModuleCall
     from tensortap.capture.follower import NoGradient, PlannedCall, PlannedEnd
+    from tensortap.capture.hook_guard import HookGuard
     from tensortap.capture.host_rows import CopiedTensor, HostRows
     from tensortap.capture.recorder import Recorder
     from tensortap.capture.slots import RecordSlot
@@ -28,5 +30,18 @@ def load() -> ModuleType | None:
     from tensortap.kernels.summary.batch import SummaryBatch
 
     classes = (CopiedTensor, HostRows, ModuleCall, NoGradient, PlannedCall, PlannedEnd, RecordSlot, Recorder, Site)
-    module.configure({cls.__name__: cls for cls in (*classes, SummaryBatch, Template, TensorKind)})
+    module.configure({cls.__name__: cls for cls in (*classes, HookGuard, SummaryBatch, Template, TensorKind)})
+    return module
+
+
+def load_for_device(device_reader: DeviceReader, most_pending: int) -> ModuleType | None:
+    """Return the module, ready for deferred reads of this reader; None if it has none or Python must run them."""
+    module, reads = load(), device_reader.native_reads
+    if module is None or reads is None:
+        return None
+    from tensortap.capture.deferred.pending import PendingRows
+    from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
+
+    classes = {cls.__name__: cls for cls in (*reads.classes, PendingRows, ReadOrder, ReadSlot)}
+    module.configure_device(classes, reads.core, *reads.limits, most_pending)
     return module

@@ -488,6 +488,9 @@ class Recorder:
             self._device_readers.append(device_reader)
             device_reader.lock = self._lock
             device_reader.read_deferred = partial(self._read_deferred, device_reader)
+            native = native_classes.load_for_device(device_reader, _MOST_PENDING)
+            if native is not None:
+                device_reader.read_many = partial(native.read_many, self, device_reader)
         if self._pending is not None:
             self.send()
         self._pending = PendingRows(device_reader, self._numbers, self._device_columns, self.changed_unseen, self.alarm)

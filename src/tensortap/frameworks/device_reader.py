@@ -18,6 +18,7 @@ __all__ = [
     "DeferralTrial",
     "DeferredSlot",
     "DeviceReader",
+    "NativeReads",
     "ReadDeferred",
     "TensorDescription",
     "TokenHold",
@@ -81,6 +82,16 @@ class TokenHold(Protocol):
         """Release all tokens."""
 
 
+class NativeReads(NamedTuple):
+    """What the C code for deferred reads uses of a reader."""
+
+    classes: Sequence[type]
+    core: Any
+    """The framework's module that knows the current device and stream."""
+    limits: Sequence[int]
+    """Bytes from which a tensor is read alone, tensors in a launch, results in a batch."""
+
+
 class DeviceReader(Protocol):
     """Reads tensors on their device without waiting for it."""
 
@@ -113,6 +124,13 @@ class DeviceReader(Protocol):
 
     read_deferred: ReadDeferred
     """Called with each deferred tensor when it is its turn."""
+
+    read_many: Callable[[Any], None]
+    """Called with all deferred tensors first. It may do what `read_deferred` does for some, from the first one on."""
+
+    @property
+    def native_reads(self) -> NativeReads | None:
+        """What `native/deferred.h` needs to run deferred reads; None if it cannot."""
 
     def defer(self, tensor: Any, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
         """Call `read_deferred` later with an alias of the tensor, so that several reads share one launch.

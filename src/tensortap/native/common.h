@@ -12,12 +12,15 @@
 #define MOST_PLAIN 8
 
 #define NAMES(X)                                                                                                       \
-    X(_append_copy) X(_cdata) X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_references)        \
-    X(_size) X(_version) X(_weak_ref) X(acquire) X(begin_planned) X(clear) X(data_ptr) X(edges_of_planned)             \
-    X(end_planned) X(handle) X(is_contiguous) X(is_cpu) X(is_neg) X(dtype) X(shape) X(listening) X(lock)               \
-    X(note_planned_arguments) X(on_gradient) X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully)         \
-    X(records_gradients) X(release) X(requires_grad) X(seconds) X(state) X(summary) X(take) X(untyped_storage)         \
-    X(values) X(version) X(versions)
+    X(_append_copy) X(_backward_hooks) X(_cdata) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
+    X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_register_hook_dict) X(get_device)       \
+    X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
+    X(_run_deferred) X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin_planned) X(clear) X(data_ptr)    \
+    X(detach) X(dtype) X(edges_of_planned) X(end_planned) X(forward) X(handle) X(is_contiguous) X(is_cpu)    \
+    X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
+    X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
+    X(requires_grad) X(shape) X(state) X(storage_offset) X(summary) X(take) X(untyped_storage) X(values)    \
+    X(version) X(versions)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -38,23 +41,44 @@ static int make_names(void)
    time. `configure` fills the table in. */
 #define FIELDS(X)                                                                                                      \
     X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)             \
-    X(RecordSlot, site) X(RecordSlot, path) X(TensorKind, dtype) X(TensorKind, shape) X(TensorKind, elements)          \
-    X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number) X(CopiedTensor, batch) X(CopiedTensor, row)    \
-    X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _host_rows) X(Recorder, _seq)                                \
+    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(TensorKind, dtype) X(TensorKind, shape)              \
+    X(TensorKind, name) X(TensorKind, elements) X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number)    \
+    X(CopiedTensor, batch) X(CopiedTensor, row) X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather)         \
+    X(Recorder, _host_rows) X(Recorder, _pending) X(Recorder, _seq) X(Recorder, read_order)                            \
     X(Recorder, compares_gradients) X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call)   \
     X(PlannedCall, watched) X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs)               \
     X(PlannedCall, input_slots) X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs)              \
     X(PlannedEnd, output_slots) X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks)       \
     X(ModuleCall, autograd) X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain)       \
-    X(Template, arguments) X(Template, text) X(Site, name)
+    X(Template, arguments) X(Template, text) X(Site, name) X(HookGuard, listening) X(HookGuard, lock)                  \
+    X(HookGuard, seconds)
 #define CLASSES(X)                                                                                                     \
     X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)     \
-    X(Template) X(Site) X(NoGradient) X(SummaryBatch)
+    X(Template) X(Site) X(NoGradient) X(SummaryBatch) X(HookGuard)
+
+/* The same for reads on a device; `configure_device` fills them in. */
+#define DEVICE_FIELDS(X)                                                                                               \
+    X(CudaReader, _deferred) X(CudaReader, _one_stream) X(CudaReader, _phase) X(DeferredReads, _bytes)                 \
+    X(DeferredReads, _most) X(DeferredReads, _seen) X(DeferredReads, index) X(DeferredReads, is_due)                   \
+    X(DeferredReads, lane) X(DeferredReads, stream) X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last)        \
+    X(Lane, _most_waiting) X(Lane, _seen) X(Lane, _waiting) X(Batch, missed) X(Batch, size)            \
+    X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(CudaTicket, known) X(WaitingTensor, tensor)   \
+    X(WaitingTensor, elements) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
+    X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(ReadSlot, changed) X(ReadSlot, later_until) \
+    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, _before)                        \
+    X(PendingRows, _dtypes) X(PendingRows, _held) X(PendingRows, _placements) X(PendingRows, _seqs)                    \
+    X(PendingRows, _shapes) X(PendingRows, _slots) X(PendingRows, _steps) X(PendingRows, device_reader)                \
+    X(PendingRows, known) X(PendingRows, tickets)
+#define DEVICE_CLASSES(X)                                                                                              \
+    X(CudaReader) X(DeferredReads) X(Lane) X(Batch) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
+    X(PendingRows)
 
 #define DECLARE_FIELD(cls, field) static Py_ssize_t cls##_##field;
 FIELDS(DECLARE_FIELD)
+DEVICE_FIELDS(DECLARE_FIELD)
 #define DECLARE_CLASS(cls) static PyTypeObject *cls;
 CLASSES(DECLARE_CLASS)
+DEVICE_CLASSES(DECLARE_CLASS)
 
 /* The content of a slot, borrowed. All of them are set when an object is made. */
 #define GET(cls, object, field) (*(PyObject **)((char *)(object) + cls##_##field))

@@ -14,6 +14,7 @@ typedef struct {
     Plain plain;
     Py_ssize_t at;
     char watches_outputs, watches_inputs, checks_reach, following;
+    char hooks_by_dict; /* whether tensors take a dict of hooks, as torch's do */
 } Follower;
 
 /* The next event of the plan, borrowed; NULL if there is none. */
@@ -220,6 +221,35 @@ done:
     return result;
 }
 
+/* Call `callback` with the gradient of an output, as `Tensor.register_hook` does, without its Python code. */
+static int place_hook(Follower *self, PyObject *tensor, PyObject *callback)
+{
+    int is;
+    if (!self->hooks_by_dict || !is_plain(&self->plain, tensor)) {
+        return 0;
+    }
+    if ((is = flag(tensor, s_requires_grad)) < 1) {
+        return is < 0 ? -1 : 1; /* it gets no gradient */
+    }
+    if ((is = flag(tensor, s_is_leaf)) || (is = method_flag(tensor, s__is_view))) {
+        return is < 0 ? -1 : 0;
+    }
+    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks), *hooks = NULL, *key = NULL, *remove = NULL;
+    if (others == NULL || others != Py_None) {
+        Py_XDECREF(others);
+        return others == NULL ? -1 : 0;
+    }
+    Py_DECREF(others);
+    int failed = (hooks = PyDict_New()) == NULL || (key = PyLong_FromLong(0)) == NULL ||
+                 PyDict_SetItem(hooks, key, callback) ||
+                 effect(PyObject_CallMethodOneArg(tensor, s__register_hook_dict, hooks)) ||
+                 (remove = PyObject_GetAttr(hooks, s_clear)) == NULL || PyList_Append(self->hooks, remove);
+    Py_XDECREF(hooks);
+    Py_XDECREF(key);
+    Py_XDECREF(remove);
+    return failed ? -1 : 1;
+}
+
 /* Watch for the gradients of the outputs. */
 static int hook_outputs(Follower *self, PyObject *callbacks, PyObject *unchanged, PyObject *tensors)
 {
@@ -232,8 +262,13 @@ static int hook_outputs(Follower *self, PyObject *callbacks, PyObject *unchanged
         if (PySequence_Fast_GET_ITEM(skipped, i) == Py_True) {
             continue;
         }
-        PyObject *remove = PyObject_CallFunctionObjArgs(self->on_gradient, PyList_GET_ITEM(tensors, i),
-                                                        PySequence_Fast_GET_ITEM(given, i), NULL);
+        PyObject *tensor = PyList_GET_ITEM(tensors, i), *callback = PySequence_Fast_GET_ITEM(given, i);
+        int placed = place_hook(self, tensor, callback);
+        if (placed) {
+            result = placed < 0 ? -1 : 0;
+            continue;
+        }
+        PyObject *remove = PyObject_CallFunctionObjArgs(self->on_gradient, tensor, callback, NULL);
         result = remove == NULL || (remove != Py_None && PyList_Append(self->hooks, remove)) ? -1 : 0;
         Py_XDECREF(remove);
     }

@@ -83,18 +83,12 @@ static PyObject *Follower_start(Follower *self, PyObject *args)
 
 static PyObject *Follower_use(Follower *self, PyObject *guard)
 {
-    PyObject *lock = PyObject_GetAttr(guard, s_lock);
-    if (lock == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return NULL;
-        }
-        PyErr_Clear(); /* not a HookGuard: the hooks are followed from Python */
+    if (!IS(HookGuard, guard)) { /* the hooks are followed from Python */
         Py_CLEAR(self->guard);
         Py_RETURN_NONE;
     }
     put(&self->guard, guard);
-    put(&self->lock, lock);
-    Py_DECREF(lock);
+    put(&self->lock, GET(HookGuard, guard, lock));
     Py_RETURN_NONE;
 }
 
@@ -125,6 +119,8 @@ static int Follower_init(Follower *self, PyObject *args, PyObject *kwargs)
         (self->open = PyList_New(0)) == NULL) {
         return -1;
     }
+    self->hooks_by_dict =
+        (char)(self->plain.count && PyObject_HasAttr((PyObject *)self->plain.types[0], s__register_hook_dict));
     self->watches_outputs = (char)watches_outputs;
     self->watches_inputs = (char)watches_inputs;
     put(&self->work, work);

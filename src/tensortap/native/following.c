@@ -1,9 +1,10 @@
 /* The part of capture that runs at every call of a module, in C.
 
    `Follower` is `capture.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
-   `capture.host_rows`, and `Taker` is `Recorder.take` for small tensors in host memory. The Python versions say what is
-   done and why; here is only what C makes quicker. Whatever is not common goes to Python: a function returns 0, and its
-   caller takes the careful way. Nothing here depends on a framework: tensors are used through their Python attributes.
+   `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
+   makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
+   Tensors are used through their Python attributes, so that no framework is needed to build this; `deferred.h` alone
+   knows what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
    caches, so what counts is how few objects are made and looked at.
@@ -14,6 +15,9 @@
 
 static PyMethodDef functions[] = {
     {"configure", configure, METH_O, "Take the classes whose objects are used, by name."},
+    {"configure_device", configure_device, METH_VARARGS,
+     "Take classes, the module torch._C and four limits, for reads on a device."},
+    {"read_many", read_many, METH_VARARGS, "Run deferred reads, up to the first that is unusual."},
     {NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "following",

@@ -24,12 +24,14 @@ static double now(void)
 
 static int add_seconds(PyObject *guard, double seconds)
 {
-    PyObject *before = PyObject_GetAttr(guard, s_seconds);
-    PyObject *after = before == NULL ? NULL : PyFloat_FromDouble(PyFloat_AsDouble(before) + seconds);
-    int result = after == NULL || PyErr_Occurred() ? -1 : PyObject_SetAttr(guard, s_seconds, after);
-    Py_XDECREF(before);
-    Py_XDECREF(after);
-    return result;
+    PyObject *after = PyFloat_FromDouble(PyFloat_AsDouble(GET(HookGuard, guard, seconds)) + seconds);
+    if (after == NULL || PyErr_Occurred()) {
+        Py_XDECREF(after);
+        return -1;
+    }
+    put(&GET(HookGuard, guard, seconds), after);
+    Py_DECREF(after);
+    return 0;
 }
 
 static int follow(Hook *self, PyObject *args)
@@ -60,9 +62,8 @@ static int follow(Hook *self, PyObject *args)
 static int follow_guarded(Hook *self, PyObject *args)
 {
     PyObject *guard = self->follower->guard, *lock = self->follower->lock;
-    int listening = flag(guard, s_listening);
-    if (listening < 1) {
-        return listening;
+    if (GET(HookGuard, guard, listening) != Py_True) {
+        return 0;
     }
     double started = now();
     Py_INCREF(guard);

@@ -1,8 +1,9 @@
-/* `Recorder.take` for small tensors in host memory. */
+/* `Recorder.take`, for small tensors in host memory and for those on a device whose read may wait. */
 
 #pragma once
 
 #include "copies.h"
+#include "deferred.h"
 
 typedef struct {
     PyObject_HEAD
@@ -151,6 +152,9 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
 static int take(Taker *self, PyObject *tensor, PyObject *slot, PyObject *step)
 {
     int taken = take_copy(self, tensor, slot, step);
+    if (!taken && is_plain(&self->plain, tensor)) {
+        taken = take_later(self->recorder, self->device_readers, tensor, slot, step);
+    }
     if (taken) {
         return taken;
     }

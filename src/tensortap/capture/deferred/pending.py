@@ -27,7 +27,30 @@ _NOWHERE = (None,) * len(Location._fields)
 
 
 class PendingRows:
-    """Rows of one device, in the order in which the tensors came."""
+    """Rows of one device, in the order in which the tensors came. `native/deferred.h` appends most of them."""
+
+    __slots__ = (
+        "_alarm",
+        "_before",
+        "_borrowed",
+        "_changed_unseen",
+        "_dtypes",
+        "_held",
+        "_locations",
+        "_numbers",
+        "_placements",
+        "_repeated",
+        "_repeats",
+        "_sealed",
+        "_second_reads",
+        "_seqs",
+        "_shapes",
+        "_slots",
+        "_steps",
+        "device_reader",
+        "known",
+        "tickets",
+    )
 
     def __init__(
         self,

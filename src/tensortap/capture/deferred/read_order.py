@@ -135,6 +135,8 @@ AT_ONCE = _ReadAtOnce()
 class ReadOrder:
     """All slots of a run. Trials may be evaluated on another thread."""
 
+    __slots__ = ("_recorded", "_slots", "_step", "notices")
+
     def __init__(self) -> None:
         self._slots: dict[tuple[Any, ...], ReadSlot] = {}
         self._step = -1

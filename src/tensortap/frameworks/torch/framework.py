@@ -183,26 +183,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if getattr(module, "_compiled_call_impl", None) is not None:
             return _around_compiled(module, before, after, self._copies.hold())
 
-        views, check_views = self._gradient_hooks.views, self._gradient_hooks.check_views
-        is_compiling = torch.compiler.is_compiling
-
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # While a graph is compiled there are no values, and reading would break the graph.
-            if is_compiling():
-                return None
-            if views:
-                check_views()
-            return before(args, kwargs)
-
-        def left(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if is_compiling():
-                return None
-            if views:
-                check_views()
-            return after(output)
-
-        first = module.register_forward_pre_hook(CallHook(module, entered), with_kwargs=True)
-        last = module.register_forward_hook(CallHook(module, left), with_kwargs=True, always_call=True)
+        begins, ends = _BeginHook(module, before, self._gradient_hooks), _EndHook(module, after, self._gradient_hooks)
+        first = module.register_forward_pre_hook(begins, with_kwargs=True)
+        last = module.register_forward_hook(ends, with_kwargs=True, always_call=True)
         return partial(_remove_all, (first.remove, last.remove, self._copies.hold()))
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
@@ -329,6 +312,46 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
 if TYPE_CHECKING:
     _: type[CompleteFramework] = Torch
+
+
+class _ModuleHook(CallHook):
+    """A hook on a module. Its subclasses run twice for each call of a module, so all that they do is in one function.
+
+    While a graph is compiled there are no values, and reading would break the graph.
+    """
+
+    __slots__ = ("_gradient_hooks", "_views")
+    _report: Callable[..., Any]
+
+    def __init__(self, module: torch.nn.Module, report: Callable[..., Any], gradient_hooks: GradientHooks) -> None:
+        super().__init__(module, report)
+        self._gradient_hooks = gradient_hooks
+        self._views = gradient_hooks.views
+
+
+class _BeginHook(_ModuleHook):
+    __slots__ = ()
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if id(module) != self._module or _is_compiling():
+            return None
+        if self._views:
+            self._gradient_hooks.check_views()
+        return self._report(args, kwargs)
+
+
+class _EndHook(_ModuleHook):
+    __slots__ = ()
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if id(module) != self._module or _is_compiling():
+            return None
+        if self._views:
+            self._gradient_hooks.check_views()
+        return self._report(output)
+
+
+_is_compiling = torch.compiler.is_compiling
 
 
 def _remove_all(removers: Sequence[Remove]) -> None:

@@ -23,6 +23,7 @@ from tensortap.frameworks.device_reader import (
     DeferralBound,
     DeferralTrial,
     DeferredSlot,
+    NativeReads,
     ReadDeferred,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
@@ -82,10 +83,12 @@ class OpsReader:
 
     describe = staticmethod(describe)
     hold_tokens = StorageHold
+    native_reads: NativeReads | None = None
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.read_deferred: ReadDeferred = lambda *_: None
+        self.read_many: Callable[[Any], None] = lambda _: None
         self._step = _StepResults()
 
     def submit(

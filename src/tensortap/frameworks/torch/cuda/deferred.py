@@ -8,7 +8,6 @@ tensors that are read together share a launch.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from typing import Any
 
 import torch
@@ -28,11 +27,16 @@ tensor itself would keep its graph alive, and cause copies of gradients."""
 
 
 class DeferredReads:
-    """The deferred reads of one stream, in the order in which they came."""
+    """The deferred reads of one stream, in the order in which they came. `native/deferred.h` adds and runs most."""
 
-    def __init__(self, lane: Lane) -> None:
+    __slots__ = ("_bytes", "_most", "_seen", "index", "is_due", "lane", "stream")
+
+    def __init__(self, lane: Lane, index: int, stream: int) -> None:
+        """`index` is the number of the device, and `stream` the address of the stream."""
         self.lane = lane
-        self._seen: deque[DeferredRead] = deque()
+        self.index = index
+        self.stream = stream
+        self._seen: list[DeferredRead] = []
         self._bytes = 0
         self._most = sys.maxsize
         """Upper bound on the number of reads, given by the one with the shortest delay; reaching it forces a flush."""
@@ -80,7 +84,7 @@ class DeferredReads:
 
     def pop(self) -> DeferredRead:
         """Remove and return the first read."""
-        first = self._seen.popleft()
+        first = self._seen.pop(0)  # there are at most MOST_TOGETHER
         if not self._seen:
             self._bytes, self._most, self.is_due = 0, sys.maxsize, False
         return first

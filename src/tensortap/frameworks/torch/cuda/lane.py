@@ -26,7 +26,7 @@ from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
 
-__all__ = ["TOO_LARGE", "Lane"]
+__all__ = ["TOO_LARGE", "Lane", "WaitingTensor", "limits"]
 
 TOO_LARGE = 128 << 20
 """Size in bytes from which a tensor gets a launch of its own, which costs nothing then."""
@@ -42,7 +42,7 @@ _MOST_WAITING = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class _WaitingTensor:
+class WaitingTensor:
     """A tensor that is read together with others."""
 
     tensor: torch.Tensor
@@ -67,7 +67,38 @@ class _WaitingTensor:
 
 
 class Lane:
-    """The memory of one stream. Everything runs in the stream's order, so memory is reused without waiting."""
+    """The memory of one stream. Everything runs in the stream's order, so memory is reused without waiting.
+
+    `native/deferred.h` does what `submit_deferred` does.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_came",
+        "_counters",
+        "_current",
+        "_due",
+        "_free",
+        "_gpu",
+        "_last",
+        "_most",
+        "_most_waiting",
+        "_partials",
+        "_partials_at",
+        "_pending",
+        "_plans",
+        "_results",
+        "_seen",
+        "_stream",
+        "_together",
+        "_trials",
+        "_turns",
+        "_used",
+        "_waiting",
+        "_weights",
+        "_weights_at",
+        "device",
+    )
 
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
         """Allocate the memory. `memory` is that of the device, in bytes."""
@@ -86,9 +117,9 @@ class Lane:
         """Partial results to be summed, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[torch.dtype, BatchRead] = {}
-        self._waiting: dict[int, _WaitingTensor] = {}
+        self._waiting: dict[int, WaitingTensor] = {}
         """Deferred tensors, by the number of their results."""
-        self._trials: list[_WaitingTensor] = []
+        self._trials: list[WaitingTensor] = []
         """Tensors that were read at once, and are read again as late as a deferred read may run."""
         self._came = 0
         """Number of tensors so far."""
@@ -196,12 +227,12 @@ class Lane:
 
     def _defer(
         self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial
-    ) -> _WaitingTensor:
+    ) -> WaitingTensor:
         came, due = self._came, self._seen + self._most_waiting
         last = came + bound.safe_delay
         if last < self._last:
             self._last = last
-        return _WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound)
+        return WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout | Part, known: CudaTicket | None, batch: Batch
@@ -249,7 +280,7 @@ class Lane:
                 one.bound.report_changed()
         self._read_together(found, batch)
 
-    def _read_trials(self, trials: Sequence[_WaitingTensor]) -> None:
+    def _read_trials(self, trials: Sequence[WaitingTensor]) -> None:
         for first in range(0, len(trials), MOST_TOGETHER):
             some = trials[first : first + MOST_TOGETHER]
             batch = self._batch_with_room(len(some))
@@ -262,16 +293,16 @@ class Lane:
                 one.bound.report_second_read(self._came - one.came, ticket)
             self._read_together(found, batch)
 
-    def _read_together(self, waiting: Sequence[tuple[int, _WaitingTensor]], batch: Batch) -> None:
+    def _read_together(self, waiting: Sequence[tuple[int, WaitingTensor]], batch: Batch) -> None:
         """Read tensors in one launch per dtype; each comes with the number of its result."""
         batch.missed.update([number for number, _ in waiting])  # until their launch has succeeded
-        kinds: dict[torch.dtype, list[tuple[int, _WaitingTensor]]] = {}
+        kinds: dict[torch.dtype, list[tuple[int, WaitingTensor]]] = {}
         for each in waiting:
             kinds.setdefault(each[1].tensor.dtype, []).append(each)
         for dtype, alike in kinds.items():
             self._launch(self._together.get(dtype) or self._new_together(dtype), alike, batch)
 
-    def _launch(self, together: BatchRead, tensors: Sequence[tuple[int, _WaitingTensor]], batch: Batch) -> None:
+    def _launch(self, together: BatchRead, tensors: Sequence[tuple[int, WaitingTensor]], batch: Batch) -> None:
         turns = []
         total = 0
         for number, one in tensors:
@@ -333,6 +364,11 @@ class Lane:
             self._gpu.finish(self._pending, self._partials_at, batch.address_of(0), self._stream)
             self._pending.clear()
             self._used = 0
+
+
+def limits() -> tuple[int, int, int]:
+    """Return the bytes from which a tensor is read alone, the tensors of a launch and the results of a batch."""
+    return TOO_LARGE, MOST_TOGETHER, SLOTS
 
 
 def _stream(raw: int, device: torch.device) -> Any:

@@ -6,7 +6,7 @@ Each stream has a lane of its own, in which everything runs in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,13 +22,14 @@ from tensortap.frameworks.device_reader import (
     DeferralBound,
     DeferralTrial,
     DeferredSlot,
+    NativeReads,
     ReadDeferred,
     TensorDescription,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
-from tensortap.frameworks.torch.cuda.lane import Lane
+from tensortap.frameworks.torch.cuda.lane import Lane, WaitingTensor, limits
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
@@ -45,6 +46,21 @@ __all__ = ["CudaReader"]
 class CudaReader:
     """Reads tensors of any CUDA device and stream. Raises CudaError if kernels cannot be compiled or launched."""
 
+    __slots__ = (
+        "_address",
+        "_deferred",
+        "_error",
+        "_gpus",
+        "_host_copies",
+        "_lanes",
+        "_one_stream",
+        "_phase",
+        "_reading",
+        "lock",
+        "read_deferred",
+        "read_many",
+    )
+
     hold_tokens = StorageHold
 
     def __init__(self) -> None:
@@ -58,6 +74,7 @@ class CudaReader:
         self._deferred: DeferredReads | None = None
         """Reads of one stream at a time, because records have an order."""
         self.read_deferred: ReadDeferred = lambda *_: None
+        self.read_many: Callable[[DeferredReads], None] = lambda _: None
         self._reading = False
         """Whether deferred reads are running."""
         self._address = 0
@@ -107,19 +124,20 @@ class CudaReader:
         return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known)
 
     def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
-        if torch.cuda.is_current_stream_capturing():
+        if torch._C._cuda_isCurrentStreamCapturing():
             return False
         with self.lock:
             if (phase := torch._C._current_graph_task_id()) != self._phase:
                 self._begin(phase)
             if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
                 return False
-            lane = self._lanes.get((index, torch._C._cuda_getCurrentRawStream(index)))
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            lane = self._lanes.get((index, stream))
             if lane is None:
                 return False
             if (deferred := self._deferred) is None or deferred.lane is not lane:
                 self._run_deferred()
-                deferred = self._deferred = DeferredReads(lane)
+                deferred = self._deferred = DeferredReads(lane, index, stream)
             taken = deferred.add(tensor, bound, slot, step)
             if deferred.is_due:
                 self._run_deferred()
@@ -127,7 +145,7 @@ class CudaReader:
 
     def run_deferred(self) -> None:
         with self.lock:
-            if self._deferred and not torch.cuda.is_current_stream_capturing():
+            if self._deferred and not torch._C._cuda_isCurrentStreamCapturing():
                 self._run_deferred()
 
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
@@ -165,6 +183,9 @@ class CudaReader:
             with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
                 self._reading = True
                 while deferred:  # one by one, so that recording continues after an interrupt, as in a notebook
+                    self.read_many(deferred)
+                    if not deferred:
+                        break
                     tensor, version, address, kind, bound, slot, step = deferred.pop()
                     if tensor._version == version and tensor.data_ptr() == address:
                         self._address = address
@@ -180,7 +201,7 @@ class CudaReader:
 
     def flush(self) -> None:
         with self.lock:
-            if not torch.cuda.is_current_stream_capturing():
+            if not torch._C._cuda_isCurrentStreamCapturing():
                 self._flush()
 
     def discard_deferred(self) -> None:
@@ -255,6 +276,11 @@ class CudaReader:
                 unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
         elements = np.array([ticket.elements for ticket in tickets], np.int64)
         return CollectedSummaries(columns(results, elements), unchanged, missed)
+
+    @property
+    def native_reads(self) -> NativeReads | None:
+        classes = CudaReader, DeferredReads, Lane, Batch, CudaTicket, WaitingTensor
+        return NativeReads(classes, torch._C, limits())
 
     def close(self) -> None:
         for copies in self._host_copies.values():

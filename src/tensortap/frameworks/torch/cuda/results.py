@@ -46,6 +46,8 @@ class CudaTicket:
 class Batch:
     """Results that are copied to the host together."""
 
+    __slots__ = ("_address", "_event", "_free", "_host", "_results", "_rows", "lane", "missed", "size", "unchanged")
+
     def __init__(self, lane: object, results: torch.Tensor, free: deque[torch.Tensor]) -> None:
         self.lane = lane
         """The lane that they belong to, for comparisons by identity."""
