@@ -3,5 +3,7 @@
 operator.py   the operator that compiled code calls with its tensors, and the gradient's identity function
 notes.py      what is known of a graph while it is traced: numbers of calls, paths, aliases
 hooks.py      hooks on modules, in code that the compiler traces
-graphs.py     placing the hooks, compiling again, and what the compiler is told while a tap is open
+graphs.py     placing the hooks, and compiling again
+compiler.py   what is changed in the compiler while a tap is open
+saved.py      what a compiled forward saves for backward, chosen as if there were no taps
 """

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._dynamo import convert_frame
-from torch._dynamo import utils as compiler_utils
 from torch._dynamo.eval_frame import _TorchDynamoContext
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GraphReceiver
-from tensortap.frameworks.hooks import MODULE_NUMBER, innermost, is_own_hook, replace_innermost
-from tensortap.frameworks.torch.inside import notes
+from tensortap.frameworks.hooks import MODULE_NUMBER, innermost, replace_innermost
+from tensortap.frameworks.torch.inside import compiler, notes
 from tensortap.frameworks.torch.inside.hooks import traced_hooks
 from tensortap.frameworks.torch.inside.operator import OPERATOR, new_number, receivers
 
@@ -149,45 +148,10 @@ def _compile_again() -> bool:
     return known
 
 
-class _LibraryHooks:
-    """Keeps the compiler from compiling modules of torch's own because of our hooks.
-
-    After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward by itself,
-    and rounds in another way than without taps.
-    """
-
-    def __init__(self) -> None:
-        self._open = 0
-        self._original: Any = None
-
-    def hide(self) -> Remove:
-        """Hide our hooks until the returned function is called."""
-        if self._open == 0 and (original := getattr(compiler_utils, "nnmodule_has_hooks", None)) is not None:
-            self._original = original
-            compiler_utils.nnmodule_has_hooks = self._has_others
-        self._open += 1
-        return self._show
-
-    def _show(self) -> None:
-        self._open -= 1
-        if self._open == 0 and self._original is not None:
-            compiler_utils.nnmodule_has_hooks = self._original
-
-    def _has_others(self, module: Any, **wanted: Any) -> bool:
-        if not self._original(module, **wanted):
-            return False
-        if wanted != {"check_forward_hooks": True}:
-            return True
-        placed = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        return not placed or not all(map(is_own_hook, placed))
-
-
-_LIBRARY_HOOKS = _LibraryHooks()
-
-
 def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
     """Set what the compiler must know while a tap is open. Return whether it rounds as uncompiled code does."""
-    undo.callback(_LIBRARY_HOOKS.hide())
+    for patch in (compiler.LIBRARY_HOOKS, compiler.SAVED_VALUES):
+        undo.callback(patch.apply())
     try:
         from torch._inductor import config
     except ImportError as error:

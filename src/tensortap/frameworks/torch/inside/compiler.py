@@ -1,0 +1,70 @@
+"""Changes of torch's compiler while taps are open, so that it treats a model as it does without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch._dynamo import utils as compiler_utils
+from torch._functorch import partitioners
+
+from tensortap.frameworks.base import Remove
+from tensortap.frameworks.hooks import is_own_hook
+from tensortap.frameworks.torch.inside.saved import choose_as_untapped
+
+__all__ = ["LIBRARY_HOOKS", "SAVED_VALUES", "CompilerPatch"]
+
+
+class CompilerPatch:
+    """Replaces a function of the compiler while at least one tap needs it.
+
+    A version of torch that does not have the function stays as it is.
+    """
+
+    def __init__(self, owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
+        """replacement: makes the new function from the original one."""
+        self._owner, self._name, self._replacement = owner, name, replacement
+        self._open = 0
+        self._original: Any = None
+
+    def apply(self) -> Remove:
+        """Replace the function until the returned function is called."""
+        if self._open == 0 and (original := getattr(self._owner, self._name, None)) is not None:
+            self._original = original
+            setattr(self._owner, self._name, wraps(original)(self._replacement(original)))
+        self._open += 1
+        return self._restore
+
+    def _restore(self) -> None:
+        self._open -= 1
+        if self._open == 0 and self._original is not None:
+            setattr(self._owner, self._name, self._original)
+
+
+def _without_our_hooks(original: Any) -> Any:
+    def has_hooks(module: Any, **wanted: Any) -> bool:
+        if not original(module, **wanted):
+            return False
+        if wanted != {"check_forward_hooks": True}:
+            return True
+        placed = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        return not placed or not all(map(is_own_hook, placed))
+
+    return has_hooks
+
+
+LIBRARY_HOOKS = CompilerPatch(compiler_utils, "nnmodule_has_hooks", _without_our_hooks)
+"""Keeps the compiler from compiling modules of torch's own because of our hooks.
+
+After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward by itself,
+and rounds in another way than without taps.
+"""
+
+SAVED_VALUES = CompilerPatch(partitioners, "choose_saved_values_set", choose_as_untapped)
+"""Lets the compiler choose what forward saves for backward, and what backward recomputes, as if there were no taps.
+
+Taps change that choice: it avoids to recompute what is used before and after an operator that cannot be fused, and
+long chains. Under inductor a recomputed value may differ from the saved one in its last bits, because one is computed
+by vector instructions and the other is not.
+"""
