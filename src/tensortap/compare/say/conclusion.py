@@ -12,10 +12,12 @@ from tensortap.compare.align.incomplete import incomplete_runs
 from tensortap.compare.align.ranks import UnpairedRanks, other_worlds
 from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEvidence
 from tensortap.compare.judge.first_operator import with_operators
+from tensortap.compare.judge.judged_elsewhere import all_judged_elsewhere
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
 from tensortap.compare.say import sentence
@@ -94,9 +96,10 @@ def conclude(
         if verdict == "match" and not matched.splits.gradients:
             verdict, said = "incomparable", f"Too little in common to judge. {said}"
         said += f" {matched.splits.words()}."
-    if verdict == "match" and (open_ties := count_unjudged_by_ties(judgement)):
+    covered = verdict == "match" and _are_covered(matched, judgement)
+    if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
         verdict, said = "incomparable", sentence.describe_open_ties(open_ties, said)
-    if verdict == "match" and (doubted := _far_off(matched, judgement)):
+    if verdict == "match" and not covered and (doubted := _far_off(matched, judgement)):
         verdict, said = "incomparable", f"Cannot tell whether the runs match: {doubted}. {said}"
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
@@ -149,6 +152,15 @@ def _unsupported(matched: Matched, judgement: Judgement) -> str:
     worst = int(np.argmax(matched.measures.rel_l2[rows]))
     off, key = float(matched.measures.rel_l2[rows[worst]]), str(left.key(int(ours[worst])))
     return sentence.describe_unsupported(len(rows), int(left.step[ours].min()), off, key)
+
+
+def _are_covered(matched: Matched, judgement: Judgement) -> bool:
+    """Whether all pairs that changed choices or errors left unjudged match in other steps."""
+    open_rules = (TIE_UNKNOWN, FOLLOWS_TIE, MOST_CAME_IN)
+    if any(judgement.rule[row] in (UNREAD_ROUGHLY, ROUNDING_INSIDE) for row in judgement.unjudged):
+        return False
+    rows = [row for row in judgement.unjudged if judgement.rule[row] in open_rules]
+    return all_judged_elsewhere(rows, judgement, matched.reference, matched.alignment)
 
 
 def _far_off(matched: Matched, judgement: Judgement) -> str:
