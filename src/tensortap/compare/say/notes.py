@@ -73,7 +73,7 @@ def notes_of(matched: Matched, judgement: Judgement, renames: Renames, births: l
     notes += beside.dtype_note(matched) + beside.tie_notes(matched.settings.ties)
     notes += beside.attribute_notes(matched.settings, [birth.module for birth in births[:1]], matches=not births)
     notes += loop_notes(matched.settings.loop, births[0] if births else None)
-    notes += _limits(matched, judgement)
+    notes += _limits(matched, judgement) + _positions_that_see_nothing(matched, births)
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')
     said = {birth.module for birth in births[:1] if birth.arguments}
@@ -166,6 +166,23 @@ def _masks(matched: Matched) -> list[str]:
             f"masks that hide the same elements: {ours} in the reference and {theirs} in the candidate ({named})"
         )
     return lines
+
+
+def _positions_that_see_nothing(matched: Matched, births: list[Finding]) -> list[str]:
+    """Return a note if the first finding may only be what attention makes of padding before a text."""
+    first = births[0].row if births else None
+    if first is None or matched.measures.exact[first]:
+        return []
+    side, rows, masks = matched.reference, matched.alignment.reference, matched.measures.masks
+    given = {side.module[int(rows[pair])] for pair, mask in masks.items() if mask.is_other_convention}
+    inputs = rows[side.kind.among(("input",))[rows] & side.module.among(("",))[rows]].tolist()
+    padded = any("mask" in side.path[row] and side.zeros[row] for row in inputs)
+    if births[0].module not in given or not padded:
+        return []
+    return [
+        "if the batch has padding before its texts, two kinds of attention differ at positions that see nothing, and "
+        'summaries show neither whether that is all nor what is wrong behind it: capture with keep="tensors"'
+    ]
 
 
 def _limits(matched: Matched, judgement: Judgement) -> list[str]:
