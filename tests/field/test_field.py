@@ -14,7 +14,9 @@ import torch
 pytest.importorskip("transformers")
 
 from .measuring import Bench, Outcome
+from .mistake import Mistake, every
 from .models import FAMILIES
+from .patches import optimizes, trains
 from .right import RIGHT
 from .running import training_of
 from .zoo import MISTAKES
@@ -80,6 +82,15 @@ def test_a_mistake_is_named_after_experts_that_got_hidden_positions(bench: Bench
     tried = [mistake for mistake in MISTAKES if (mistake.family, mistake.name) == ("phimoe", "keys-from-values")]
     outcomes = [bench.judged(mistake, "attention", "tensors") for mistake in tried]
     assert tried and not (said := failures(outcomes, "exact")), said
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary"])
+def test_an_optimizer_is_named_beside_padding_before_the_text(bench: Bench, way: str) -> None:
+    """What attention makes of positions that see nothing differs before, and explains nothing after the backward."""
+    changes = {"lr": optimizes(every, {"lr": 2e-3}), "not-clipped": trains(clip=None)}
+    tried = [Mistake(name, "seed_oss", every, "update", change) for name, change in changes.items()]
+    outcomes = [bench.judged(mistake, "attention", way) for mistake in tried]
+    assert not (said := failures(outcomes, "exact")), said
 
 
 def test_right_runs_with_tokens_sorted_by_expert_do_not_alarm(bench: Bench) -> None:

@@ -125,7 +125,7 @@ def open_comparison(
     born = parallel.explained(born, structure)
     if born and not (missing or extra):
         unread = find_unread(judgement, pairs, structure, policy, born)
-        judgement, born = unread.without(judgement), [] if unread.rows else born
+        judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)

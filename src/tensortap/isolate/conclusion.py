@@ -113,7 +113,7 @@ def conclude_live(
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     if born and not missing:
         unread = find_unread(judgement, pairs, structure, policy, born)
-        judgement, born = unread.without(judgement), [] if unread.rows else born
+        judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
     precision = NO_PRECISION
     if isolation is not None and truth is not None:
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}

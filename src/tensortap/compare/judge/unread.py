@@ -30,6 +30,7 @@ UNREAD_ROUGHLY = (
 )
 AGREES = "no difference of the forward pass reaches it"
 _FORWARD = ("input", "output")
+_AFTER_BACKWARD = ("param", "buffer", "step_grad")
 _LEAST_GRADIENTS = 8
 _AGREES, _MOST_OFF = 64.0, 2.0**-5
 """Times its own rounding that a weight's gradient may be off: a sum over all positions rounds 4 times as much as a
@@ -68,15 +69,19 @@ class UnreadDifferences:
 def find_unread(
     judgement: Judgement, pairs: Pairs, structure: Structure, policy: Policy, births: Iterable[Finding]
 ) -> UnreadDifferences:
-    """Return the wrong rows, if all began in forward passes with a mask, and nothing reads them.
+    """Return the wrong rows up to the first mistake of an optimizer, if all began in forward passes with a mask, and
+    nothing reads them.
 
     Gradients on the way may be off by more than rounding, as all that follows something wrong is judged; those of the
     parameters, where they end, may not.
     """
     where = judgement.having(*WRONG_STATUSES)
+    births, last = _until_optimizer(list(births), structure)
+    if last is not None:
+        where &= np.array([scope[1] <= last for scope in structure.scope], bool)
+        where &= np.array([kind not in _AFTER_BACKWARD for kind in structure.kind], bool)
     if not where.any() or (where & (pairs.reshaped | pairs.nonfinite)).any():
         return UnreadDifferences()
-    births = list(births)
     wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     if not scopes:
@@ -97,7 +102,11 @@ def find_unread(
         return UnreadDifferences()  # it differs at other positions as well
     if not follows and not all(_only_hidden(birth.row, pairs, structure) for birth in births):
         return UnreadDifferences()
-    gradients = [row for row, kind in enumerate(structure.kind) if kind == "param_grad"]
+    gradients = [
+        row
+        for row, kind in enumerate(structure.kind)
+        if kind == "param_grad" and (last is None or structure.scope[row][1] <= last)
+    ]
     if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
         return UnreadDifferences()
     known = _right_before(gradients, pairs, structure, scopes)
@@ -115,6 +124,26 @@ def find_unread(
         return UnreadDifferences(frozenset(wrong), why)
     agreeing = frozenset(row for row in wrong if structure.kind[row] == "param_grad" and pairs.dimensions[row] > 1)
     return UnreadDifferences(frozenset(wrong), why, agreeing)
+
+
+def _until_optimizer(births: list[Finding], structure: Structure) -> tuple[list[Finding], int | None]:
+    """Return the births before the first one of an optimizer, and its step; None if there is none.
+
+    What an optimizer does wrong is seen after the backward of its step, whatever differed before and is not read.
+    """
+    rows = [birth.row for birth in births if birth.row is not None and structure.kind[birth.row] in _AFTER_BACKWARD]
+    after = [structure.scope[row][1] for row in rows if structure.kind[row] == "step_grad" or structure.number[row]]
+    if not after:
+        return births, None
+    last = min(after)
+    before = [
+        birth
+        for birth in births
+        if birth.row is not None
+        and structure.scope[birth.row][1] <= last
+        and structure.kind[birth.row] not in _AFTER_BACKWARD
+    ]
+    return before, last
 
 
 def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
