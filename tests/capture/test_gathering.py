@@ -15,7 +15,7 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu, zoo
-from support.fake_gpu import FakeReader
+from support.fake_gpu import Blocks, FakeReader, nothing
 from support.tapping import ALL_KINDS, everything
 from tensortap.capture.deferred import read_order as read_order
 
@@ -117,6 +117,19 @@ def test_a_change_long_after_is_seen_by_the_trial_if_it_could_be_by_the_reading(
     for gather in (False, True):
         record(tmp_path / str(gather), change_the_one_before, 6, gather=gather, kinds="output")
     assert everything(tt.open(tmp_path / "False")) == everything(tt.open(tmp_path / "True"))
+
+
+def test_few_recorded_steps_need_one_trial(tmp_path: Path, patient: FakeReader) -> None:
+    model = Blocks(6, nothing)
+    waited = []
+    with tt.capture(model, tmp_path / "run", steps=range(0, 100, 10), kinds="output") as tap:
+        for number in range(12):
+            model(torch.randn(4, 8)).sum().backward()
+            tap.step()
+            tap.flush()
+            if number in (0, 10):
+                waited.append(patient.waited)
+    assert waited[0] == 0 < waited[1]
 
 
 def test_an_unexpected_change_is_reported_and_not_recorded(tmp_path: Path, patient: FakeReader) -> None:

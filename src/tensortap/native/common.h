@@ -14,6 +14,7 @@
 #define NAMES(X)                                                                                                       \
     X(_append_copy) X(_backward_hooks) X(_cdata) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
     X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_register_hook_dict) X(get_device)       \
+    X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
     X(_run_deferred) X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin_planned) X(clear) X(data_ptr)    \
     X(detach) X(dtype) X(edges_of_planned) X(end_planned) X(forward) X(handle) X(is_contiguous) X(is_cpu)    \
@@ -79,6 +80,7 @@ DEVICE_FIELDS(DECLARE_FIELD)
 #define DECLARE_CLASS(cls) static PyTypeObject *cls;
 CLASSES(DECLARE_CLASS)
 DEVICE_CLASSES(DECLARE_CLASS)
+static PyTypeObject *HookType; /* see hooks.h */
 
 /* The content of a slot, borrowed. All of them are set when an object is made. */
 #define GET(cls, object, field) (*(PyObject **)((char *)(object) + cls##_##field))

@@ -8,13 +8,14 @@
 typedef struct {
     PyObject_HEAD
     PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient;
+    PyObject *partial;
     PyObject *guard, *lock;
     PyObject *take, *hooks, *step;
     PyObject *events, *open;
     Plain plain;
     Py_ssize_t at;
     char watches_outputs, watches_inputs, checks_reach, following;
-    char hooks_by_dict; /* whether tensors take a dict of hooks, as torch's do */
+    char has_torch_hooks; /* whether tensors keep hooks as torch's do */
 } Follower;
 
 /* The next event of the plan, borrowed; NULL if there is none. */
@@ -221,11 +222,12 @@ done:
     return result;
 }
 
-/* Call `callback` with the gradient of an output, as `Tensor.register_hook` does, without its Python code. */
-static int place_hook(Follower *self, PyObject *tensor, PyObject *callback)
+/* Call a hook with the gradient of an output, as `GradientHooks.place` has it done, without the Python code of torch's
+   `register_hook`. Views, leaves and tensors that have hooks already are left to that. */
+static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
 {
     int is;
-    if (!self->hooks_by_dict || !is_plain(&self->plain, tensor)) {
+    if (!self->has_torch_hooks || Py_TYPE(hook) != HookType || !is_plain(&self->plain, tensor)) {
         return 0;
     }
     if ((is = flag(tensor, s_requires_grad)) < 1) {
@@ -234,18 +236,23 @@ static int place_hook(Follower *self, PyObject *tensor, PyObject *callback)
     if ((is = flag(tensor, s_is_leaf)) || (is = method_flag(tensor, s__is_view))) {
         return is < 0 ? -1 : 0;
     }
-    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks), *hooks = NULL, *key = NULL, *remove = NULL;
+    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks), *node = NULL, *pop = NULL, *remove = NULL;
     if (others == NULL || others != Py_None) {
         Py_XDECREF(others);
         return others == NULL ? -1 : 0;
     }
     Py_DECREF(others);
-    int failed = (hooks = PyDict_New()) == NULL || (key = PyLong_FromLong(0)) == NULL ||
-                 PyDict_SetItem(hooks, key, callback) ||
-                 effect(PyObject_CallMethodOneArg(tensor, s__register_hook_dict, hooks)) ||
-                 (remove = PyObject_GetAttr(hooks, s_clear)) == NULL || PyList_Append(self->hooks, remove);
+    PyObject *hooks = PyObject_CallNoArgs((PyObject *)&PyODict_Type); /* torch keeps weak references to such dicts */
+    int failed = hooks == NULL || PyObject_SetItem(hooks, hook, hook) ||
+                 PyObject_SetAttr(tensor, s__backward_hooks, hooks) ||
+                 (node = PyObject_GetAttr(tensor, s_grad_fn)) == NULL ||
+                 effect(PyObject_CallMethodOneArg(node, s__register_hook_dict, tensor)) ||
+                 (pop = PyObject_GetAttr(hooks, s_pop)) == NULL ||
+                 (remove = PyObject_CallFunctionObjArgs(self->partial, pop, hook, Py_None, NULL)) == NULL ||
+                 PyList_Append(self->hooks, remove);
     Py_XDECREF(hooks);
-    Py_XDECREF(key);
+    Py_XDECREF(node);
+    Py_XDECREF(pop);
     Py_XDECREF(remove);
     return failed ? -1 : 1;
 }

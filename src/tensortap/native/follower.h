@@ -119,8 +119,14 @@ static int Follower_init(Follower *self, PyObject *args, PyObject *kwargs)
         (self->open = PyList_New(0)) == NULL) {
         return -1;
     }
-    self->hooks_by_dict =
-        (char)(self->plain.count && PyObject_HasAttr((PyObject *)self->plain.types[0], s__register_hook_dict));
+    self->has_torch_hooks =
+        (char)(self->plain.count && PyObject_HasAttr((PyObject *)self->plain.types[0], s__backward_hooks));
+    PyObject *functools = PyImport_ImportModule("functools");
+    self->partial = functools == NULL ? NULL : PyObject_GetAttrString(functools, "partial");
+    Py_XDECREF(functools);
+    if (self->partial == NULL) {
+        return -1;
+    }
     self->watches_outputs = (char)watches_outputs;
     self->watches_inputs = (char)watches_inputs;
     put(&self->work, work);

@@ -39,6 +39,7 @@ PyMODINIT_FUNC PyInit_following(void)
         (CopiesType = add_type(module, "Copies", &copies_spec)) == NULL ||
         (TakerType = add_type(module, "Taker", &taker_spec)) == NULL ||
         (HookType = add_type(module, "Hook", &hook_spec)) == NULL ||
+        PyObject_SetAttrString((PyObject *)HookType, "__torch_unserializable__", Py_True) || /* as `_TensorHook` */
         add_type(module, "Follower", &follower_spec) == NULL) {
         Py_XDECREF(module);
         return NULL;

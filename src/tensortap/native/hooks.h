@@ -13,8 +13,6 @@ typedef struct {
     What what;
 } Hook;
 
-static PyTypeObject *HookType;
-
 static double now(void)
 {
     struct timespec time;

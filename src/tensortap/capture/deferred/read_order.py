@@ -1,7 +1,7 @@
 """Finds tensors that stay unchanged for a while after they are seen, so that a device may read several in one launch.
 
 This is measured, not assumed. In the first recorded step that reaches a slot, its tensors are read at once and again
-later. Reads are deferred only if both agree, usually from the third step on, and never longer than in the trial. Every
+later. Reads are deferred only if both agree, usually two steps later, and never longer than in the trial. Every
 slot is tried again after `_RETRIED_EVERY` recorded steps. A tensor whose framework has counted a change since is not
 read: no record is better than one of another tensor.
 """
@@ -70,7 +70,8 @@ class ReadSlot:
 
     def when(self, now: int, step: int) -> When:
         """Return when to read a tensor; `now` counts the recorded steps. See `ReadOrder.when`."""
-        # The result is usually known by the third step, so that two runs behave alike. Otherwise the trial was cut off.
+        # The result is usually known two steps later, recorded or not, so that two runs behave alike. Otherwise the
+        # trial was cut off.
         steady = self._unchanged and not self.changed
         undecided = not self._unchanged and not self.changed and now >= self._trying + 2
         if undecided or (steady and now >= self._next_trial):
@@ -79,7 +80,7 @@ class ReadSlot:
         if self._trying == now:
             self._tried += 1
             return "twice" if self._tried <= _MOST_TRIED else "now"
-        if not steady or now < self._first + 2:
+        if not steady or (now < self._first + 2 and step < self._latest + 2):
             return "now"
         self._deferred = True
         self.later_until = self._next_trial

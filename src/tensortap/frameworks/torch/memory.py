@@ -9,7 +9,7 @@ import torch
 from tensortap.frameworks.device_reader import TensorDescription
 from tensortap.frameworks.torch.tensors import NAMES, is_distributed
 
-__all__ = ["StorageAlive", "StorageHold", "describe", "is_still", "token_of"]
+__all__ = ["StorageAlive", "StorageHold", "describe", "token_of"]
 
 
 def token_of(tensor: torch.Tensor) -> Hashable | None:
@@ -30,11 +30,6 @@ def token_of(tensor: torch.Tensor) -> Hashable | None:
         NotImplementedError,
     ):  # an inference tensor has no version, a sparse or nested one no such memory
         return None
-
-
-def is_still(tensor: torch.Tensor, version: int, address: int) -> bool:
-    """Return whether the tensor has neither counted a change nor freed its memory since it was seen."""
-    return bool(tensor._version == version and tensor.data_ptr() == address)
 
 
 def describe(tensor: torch.Tensor) -> TensorDescription:

@@ -18,7 +18,6 @@ import torch
 from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
-from tensortap.frameworks.torch.memory import is_still
 from tensortap.frameworks.torch.tensors import NAMES
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, BatchRead, Gpu, PartPlan, PieceCounters, ReadPlan
 from tensortap.kernels.cuda.layout import Layout
@@ -63,7 +62,8 @@ class WaitingTensor:
         return self.last <= came or self.due <= seen
 
     def unchanged(self) -> bool:
-        return is_still(self.tensor, self.version, self.address)
+        tensor = self.tensor
+        return bool(tensor._version == self.version and tensor.data_ptr() == self.address)
 
 
 class Lane:
