@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from typer.testing import CliRunner
 from zoom.planted import ATTENTION, build
 
 import tensortap as tt
-from tensortap.cli import app
+from tensortap.cli import app, main
 from tensortap.errors import UsageError
 
 BUILD = """
@@ -66,6 +69,31 @@ def test_the_command_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path)
     assert done.exit_code == 1 and f":{LINE}" in done.output.replace("\n", "")
     wrong = CliRunner().invoke(app, ["compare", *map(str, runs), "--zoom", "one.py:make"])
     assert wrong.exit_code != 0
+
+
+@pytest.mark.parametrize("where", ["def make():", "def forward(self, x):"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_an_interrupted_zoom_prints_one_line_and_leaves_nothing(
+    sides: tuple[Any, Any],
+    tmp_path: Path,
+    where: str,
+    side: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [record(module.make(), tmp_path / name) for module, name in zip(sides, "ab", strict=True)]
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    file = Path(sides[side].__file__)
+    file.write_text(re.sub(rf"( *){re.escape(where)}", r"\g<0>\n\1    raise KeyboardInterrupt", file.read_text()))
+    before = sorted(tmp_path.rglob("*"))
+    given = ",".join(f"{module.__file__}:make" for module in sides)
+    monkeypatch.setattr(sys, "argv", ["tensortap", "compare", *map(str, runs), "--zoom", given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "tensortap: interrupted\n")
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.parent.name != "__pycache__"] == before
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
 def test_a_match_says_why_there_is_no_line(sides: tuple[Any, Any], tmp_path: Path) -> None:
