@@ -69,6 +69,8 @@ class Step:
     """The records of one step as columns: a stack of blocks of linear layers, forward and backward.
 
     half: whether the step is in the second half of the run.
+
+    `tensors` and `end` are the numbers of the next step's first tensor and record, which do not depend on the side.
     """
 
     def __init__(self, step: int, blocks: int, seq: int, tensor: int, case: str, off: bool, half: bool) -> None:
@@ -88,6 +90,7 @@ class Step:
             self._add_state(forward, "step_grad", 0)
             self._add_state(forward, "param", 1)
         self.tensors = self._tensor
+        self.end = seq + len(self.rows)
         self._set_errors(blocks)
         if case == "missing" and off:
             self._drop()
@@ -229,6 +232,6 @@ def write_run(path: Path, records: int, ranks: int, per_step: int, case: str, of
                 rows = Step(step, blocks, seq, tensor, case, off, 2 * seq > of_rank)
                 writer.append_rows(rows)
                 writer.end_step(step)
-                seq, tensor, step = seq + length, rows.tensors, step + 1  # the same on both sides
+                seq, tensor, step = rows.end, rows.tensors, step + 1  # the same on both sides
                 total += len(rows)
     return total

@@ -14,7 +14,7 @@ from trained_runs import KINDS, Net
 
 import tensortap as tt
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge import rules
+from tensortap.compare.judge import rules, step_judging
 from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.evidence import Evidence
@@ -23,6 +23,7 @@ from tensortap.compare.judge.step_judging import StepJudge
 from tensortap.compare.judge.structure import Structure
 
 BASE = 2.0**-19
+NONE_LACK = CallsWithoutGradient()
 
 
 class Residual(nn.Module):
@@ -50,6 +51,8 @@ def captured(path: Path, kinds: tuple[str, ...], **selection: Any) -> Side:
         for step in range(4):
             for _ in range(2 if step == 2 else 1):
                 model(torch.arange(6) % 7).square().mean().backward()
+            if "step_grad" in kinds:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             optimizer.zero_grad()
     return Side(tt.open(path), Scope())
@@ -60,6 +63,8 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "default": {"kinds": ("input", "output", "grad_output", "param_grad")},
     "gradients": {"kinds": ("grad_output", "grad_input", "param_grad")},
     "outputs": {"kinds": ("output", "param_grad")},
+    "no gradients at outputs": {"kinds": ("input", "output", "param_grad")},
+    "state": {"kinds": ("output", "grad_output", "param_grad", "step_grad", "param")},
     "leaves": {"kinds": ("input", "output", "grad_output", "param_grad"), "classes": ["Linear", "BatchNorm1d"]},
 }
 
@@ -99,9 +104,26 @@ def random_pairs(side: Side, seed: int) -> Pairs:
     )
 
 
-def judged(kind: type[PairJudge], side: Side, pairs: Pairs, policy: Policy, without: CallsWithoutGradient) -> Judgement:
-    structure = Structure(side, np.arange(len(side)))
-    return kind(Evidence(pairs, structure, policy, lambda before, after: 0.1), without).run()
+def chosen_rows(side: Side, seed: int) -> np.ndarray:
+    """All rows of a run; for some seeds without those that the other side lacks."""
+    kept = np.random.default_rng(seed).random(len(side)) >= (0.04 if seed % 4 == 1 else 0.0)
+    return np.flatnonzero(kept)
+
+
+def at_rows(pairs: Pairs, rows: np.ndarray) -> Pairs:
+    columns = {each.name: getattr(pairs, each.name) for each in fields(Pairs)}
+    of_rows = {name: value[rows] for name, value in columns.items() if isinstance(value, np.ndarray) and len(value)}
+    return replace(pairs, **of_rows)
+
+
+def moved(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    return 0.01 * ((7 * before + after) % 13)
+
+
+def judged(
+    kind: type[PairJudge], structure: Structure, pairs: Pairs, policy: Policy, without: CallsWithoutGradient = NONE_LACK
+) -> Judgement:
+    return kind(Evidence(pairs, structure, policy, moved), without).run()
 
 
 def assert_same(found: Judgement, expected: Judgement) -> None:
@@ -114,21 +136,35 @@ def assert_same(found: Judgement, expected: Judgement) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_columns_and_pairs_give_the_same_judgement(side: Side, seed: int) -> None:
-    pairs = random_pairs(side, seed)
-    noise = np.random.default_rng(seed).uniform(0, 4 * BASE, len(side)) if seed % 5 == 4 else None
+def test_columns_and_pairs_give_the_same_judgement(side: Side, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed >= 6:  # in parts of steps
+        monkeypatch.setattr(step_judging, "_AT_ONCE", 10 * seed)
+    rows = chosen_rows(side, seed)
+    pairs = at_rows(random_pairs(side, seed), rows)
+    noise = np.random.default_rng(seed).uniform(0, 4 * BASE, len(rows)) if seed % 5 == 4 else None
     policy = Policy(noise=noise, mapped=seed % 6 == 5)
-    structure = Structure(side, np.arange(len(side)))
+    structure = Structure(side, rows)
     spots = [call.spot for call in structure.calls.values()]
     some = frozenset(spots[seed :: len(spots) // 2 + 1]) if seed % 3 == 2 else frozenset()
     without = CallsWithoutGradient(some, frozenset(spots[seed + 1 :: len(spots) // 2 + 1]) if some else some)
-    expected = judged(PairJudge, side, pairs, policy, without)
-    found = judged(StepJudge, side, pairs, policy, without)
+    expected = judged(PairJudge, structure, pairs, policy, without)
+    found = judged(StepJudge, Structure(side, rows), pairs, policy, without)
     assert_same(found, expected)
 
 
-def test_most_pairs_are_judged_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = captured(tmp_path / "run", ("input", "output", "grad_output", "grad_input", "param_grad"))
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("input", "output", "grad_output", "grad_input", "param_grad"),
+        ("output", "param_grad"),
+        ("output", "grad_output", "param_grad", "step_grad", "param"),
+    ],
+    ids=["flowing", "outputs", "state"],
+)
+def test_most_pairs_are_judged_in_columns(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = captured(tmp_path / "run", kinds)
     alone: list[int] = []
     one_by_one = PairJudge.judge_pair
     monkeypatch.setattr(PairJudge, "judge_pair", lambda self, row: (alone.append(row), one_by_one(self, row))[1])
@@ -139,15 +175,15 @@ def test_most_pairs_are_judged_in_columns(tmp_path: Path, monkeypatch: pytest.Mo
         error=np.full(len(side), 2 * BASE),
         equal=np.zeros(len(side), bool),
     )
-    judged(StepJudge, side, pairs, Policy(), CallsWithoutGradient())
+    judged(StepJudge, Structure(side, np.arange(len(side))), pairs, Policy())
     assert len(alone) < len(side) / 4
 
 
 def test_a_rule_without_columns_is_applied_pair_by_pair(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = rules.Rule("anything", lambda pair: True, lambda pair: 3.0)
     monkeypatch.setattr(rules, "RULES", (*rules.RULES, allowed))
-    pairs = random_pairs(side, 0)
-    found = judged(StepJudge, side, pairs, Policy(), CallsWithoutGradient())
-    expected = judged(PairJudge, side, pairs, Policy(), CallsWithoutGradient())
+    pairs, rows = random_pairs(side, 0), np.arange(len(side))
+    found = judged(StepJudge, Structure(side, rows), pairs, Policy())
+    expected = judged(PairJudge, Structure(side, rows), pairs, Policy())
     assert_same(found, expected)
     assert "anything" in found.rule

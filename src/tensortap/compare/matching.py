@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -47,6 +46,7 @@ from tensortap.compare.measure.masks import (
     without_edges,
 )
 from tensortap.compare.measure.measures import Measures, estimate, prepare
+from tensortap.compare.measure.movement import ReferenceMovement
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
 from tensortap.compare.memory import release_unused
@@ -142,6 +142,8 @@ class Matched:
 
     def is_set_differently(self, pair: int) -> bool:
         """Whether the optimizers are known to have updated a pair of parameters with other settings so far."""
+        if not self.settings.loop.optimizer:
+            return False
         key = self.reference.key(int(self.alignment.reference[pair]))
         return bool(self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call)))
 
@@ -424,38 +426,8 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
     return np.fmax(measures.rel_l2, measures.row_rel_l2 / Policy.row_gain(matched.reference.row_length[rows]))
 
 
-_READ_TOGETHER, _BLOCKS_KEPT = 128, 4
-"""Records whose sketches are read together to see how far parameters moved, and how many such blocks are kept."""
-
-
-def reference_movement(matched: Matched) -> Callable[[int, int], float]:
-    """Return a function of two pairs: how far apart the reference's records are, by their sketches."""
-    side, rows = matched.reference, matched.alignment.reference
-    blocks: OrderedDict[int, dict[int, npt.NDArray[np.float32]]] = OrderedDict()
-
-    def sketch(row: int) -> npt.NDArray[np.float32]:
-        """Return the sketch of a record. Parameters are recorded together, so those near to it are read, too."""
-        block = row // _READ_TOGETHER
-        if block not in blocks:
-            near = np.arange(block * _READ_TOGETHER, min((block + 1) * _READ_TOGETHER, len(side)))
-            near = near[side.has_sketch[near]]
-            blocks[block] = dict(zip(near.tolist(), side.sketches_at(near), strict=True))
-        blocks.move_to_end(block)
-        while len(blocks) > _BLOCKS_KEPT:
-            blocks.popitem(last=False)
-        return blocks[block][row]
-
-    def moved(before: int, after: int) -> float:
-        both = rows[[before, after]]
-        norm = float(side.l2[both[0]])
-        if not side.has_sketch[both].all() or not norm:
-            return 1.0
-        left, right = map(sketch, both.tolist())
-        with np.errstate(invalid="ignore"):
-            apart = float(np.linalg.norm(left.astype(np.float64) - right)) / norm
-        return apart if np.isfinite(apart) else 1.0  # a sketch that overflowed is useless
-
-    return moved
+def reference_movement(matched: Matched) -> ReferenceMovement:
+    return ReferenceMovement(matched.reference, matched.alignment.reference)
 
 
 def _dimensions(side: Side) -> npt.NDArray[np.int8]:

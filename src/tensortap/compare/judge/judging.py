@@ -40,6 +40,7 @@ from tensortap.compare.judge.rules import (
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
+from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.kinks import CrossedKink
@@ -127,14 +128,13 @@ class PairJudge:
         self._unsupported: set[int] = set()
         self.born: list[int] = []
         self.sources_error: dict[int, float] = {}
-        self._worst_output: dict[tuple[int, int, int], int] = {}
-        """By rank, step and micro step: the output with the largest error of all that are right so far."""
+        self.worst_outputs = WorstOutputs(evidence)
         self._unseen_uses: dict[int, Spot] = {}
         """Gradients of outputs that one side alone uses inside its model, unseen, and the calls that return these."""
         self._after_hidden: set[int] = set()
         """Rows whose elements may have been made at positions that a mask hides."""
-        self._passed = 0
-        """The records before this one are in `_worst_output`."""
+        self._wrong_gradients = 0
+        """Number of gradients of parameters that are wrong so far."""
         self._wrong_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         """By rank and step: kinds of the records that are wrong so far."""
         self._nonfinite_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -285,6 +285,7 @@ class PairJudge:
         self.evidence.wrong[row] = not self.evidence.forced[row]
         rank, step, _ = self.structure.scope[row]
         kind = self.structure.kind[row]
+        self._wrong_gradients += kind == "param_grad"
         if self.status[row] == "nonfinite":
             self._nonfinite_kinds[rank, step].add(kind)
         self._wrong_kinds[rank, step].add(kind)
@@ -412,25 +413,19 @@ class PairJudge:
         """Judge a record of the very same two tensors as the first one."""
         self.status[row], self.tolerance[row] = self.status[first], self.tolerance[first]
         self.rule[row], self.evidence.wrong[row] = self.rule[first], self.evidence.wrong[first]
+        self._wrong_gradients += self.evidence.wrong[row] and self.structure.kind[row] == "param_grad"
         if self.ties:
             self.ties.copy(row, first)
 
     def _substitute_source(self, row: int, sources: Sequence[int]) -> list[int]:
         """Return the worst right output before a record whose inputs were not recorded: they may be as far off."""
-        kinds, evidence = self.structure.kind, self.evidence
+        kinds = self.structure.kind
         outside = kinds[row] in ("param", "buffer", "step_grad") or (
             kinds[row] == "input" and not self.structure.module[row]
         )
         if outside or self.pairs.isolated is not None or any(kinds[source] in _FLOWING for source in sources):
             return []
-        for passed in range(self._passed, row):
-            if kinds[passed] == "output" and not evidence.wrong[passed] and evidence.is_known(passed):
-                scope = self.structure.scope[passed]
-                worst = self._worst_output.get(scope)
-                if worst is None or evidence.error[passed] > evidence.error[worst]:
-                    self._worst_output[scope] = passed
-        self._passed = max(self._passed, row)
-        worst = self._worst_output.get(self.structure.scope[row])
+        worst = self.worst_outputs.before(row)
         return [] if worst is None else [worst]
 
     def _calls_that_lack_a_gradient(self, row: int) -> list[Spot]:

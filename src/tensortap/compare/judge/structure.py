@@ -136,9 +136,21 @@ class Structure:
         own = self._rows[rows]
         return np.asarray(self._side.module.codes[own], np.int64), np.asarray(self._side.step[own], np.int64)
 
+    def ranks_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
+        own = self._rows[rows]
+        return np.asarray(self._side.rank[own], np.int64), np.asarray(self._side.step[own], np.int64)
+
+    def call_numbers(self, rows: Ints) -> Ints:
+        return np.asarray(self._side.call[self._rows[rows]], np.int64)
+
     def class_codes(self, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """Return the classes of the modules of rows as numbers, and their names."""
         return self._side.cls.codes[self._rows[rows]], self._side.cls.words
+
+    def are_at_root(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which rows are of the model itself."""
+        words = self._side.module.words
+        return np.array([not word for word in words], bool)[self._side.module.codes[self._rows[rows]]]
 
     def are_at_start(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which rows are of the first step that the reference has."""
@@ -455,12 +467,13 @@ class Structure:
         """Return what the sources of a step follow from: its records, and those of the step before if it has state."""
         rank, step, _ = self.scope[self._begins[number]]
         earlier = self._places.get((rank, step - 1)) if len(self._begins) > 1 else None
-        if not self._has_state or earlier is None:
+        if not self.has_state or earlier is None:
             return self._records_of(number)
         return self._begins[number] - self._begins[earlier], self._records_of(earlier), self._records_of(number)
 
     @cached_property
-    def _has_state(self) -> bool:
+    def has_state(self) -> bool:
+        """Whether any parameters or buffers are recorded."""
         return bool(self._side.kind.among(("param", "buffer"))[self._rows].any())
 
     def _records_of(self, number: int) -> bytes:

@@ -22,13 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats
-from tensortap.compare.judge.rules import columns
+from tensortap.compare.judge.rules import columns, optimizer_columns
 from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.conditions import KindIs, is_of
 from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.compare.judge.rules.margins import (
     CANCELLED,
     ENLARGED,
+    FLIPPED,
+    FLIPPED_MAPPED,
+    FLIPPED_UNEVEN,
+    MAGNIFIED,
     MOST_ASSUMED,
     MOST_CANCELLED,
     SHORT,
@@ -85,11 +89,6 @@ _FEW_ROUNDINGS = 4.0
 """Epsilons by which a module that calls no others may magnify its roundings."""
 _RUNS_OF_ONE_SIGN = 2.0
 """Size of a sum over that of one with random signs, from which on its terms come in runs of one sign."""
-_FLIPPED, _FLIPPED_MAPPED, _FLIPPED_UNEVEN = 4.0, 8.0, 32.0
-"""Error of an optimizer's step over the root of its gradient's error: as usual, between two frameworks, and where many
-elements of the gradient are nearly zero."""
-_MAGNIFIED = 8.0
-"""Error of an optimizer's step over that of its last gradient: earlier ones, in its moments, were as far off."""
 
 
 @dataclass(frozen=True)
@@ -373,12 +372,12 @@ def _noise_of_matrix(pair: JudgedPair, noise: float) -> float:
     zero, more have. Their elements show how many, if they are known; else the sum of their magnitudes."""
     evidence = pair.evidence
     if pair.policy.mapped:
-        return float(_FLIPPED_MAPPED * noise**0.5)  # other kernels have other zeros
+        return float(FLIPPED_MAPPED * noise**0.5)  # other kernels have other zeros
     gradients, step = evidence.optimizer.so_far(pair.row), evidence.structure.scope[pair.row][1]
     share = gradients.worst_share(step)
     if pair.sources_of("step_grad", "param_grad") and share is not None:
-        return float(max(2 * noise**0.5, _MAGNIFIED * share))
-    return float((_FLIPPED_UNEVEN if gradients.are_uneven(step) else _FLIPPED) * noise**0.5)
+        return float(max(2 * noise**0.5, MAGNIFIED * share))
+    return float((FLIPPED_UNEVEN if gradients.are_uneven(step) else FLIPPED) * noise**0.5)
 
 
 def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
@@ -388,7 +387,7 @@ def _noise_of_vector(pair: JudgedPair, noise: float) -> float:
     share = evidence.optimizer.so_far(pair.row).worst_share(evidence.structure.scope[pair.row][1])
     if not pair.sources_of("step_grad", "param_grad") or share is None:
         return 2.0 * bool(noise)
-    return min(2.0, _MAGNIFIED * share)
+    return min(2.0, MAGNIFIED * share)
 
 
 RULES: tuple[Rule, ...] = (
@@ -439,7 +438,7 @@ RULES: tuple[Rule, ...] = (
         "error of gradients that were not recorded",
         is_of("param_grad"),
         lambda pair: _assumed(pair, pair.evidence.summed.unrecorded_error(pair.row, pair.sources)),
-        in_columns=columns.no_error,
+        in_columns=columns.error_of_unrecorded_gradients,
     ),
     Rule(
         "rounding of what cancels out in it",
@@ -466,13 +465,20 @@ RULES: tuple[Rule, ...] = (
         "error of the norm by which gradients are clipped",
         is_of("step_grad"),
         lambda pair: min(MOST_ASSUMED, 2 * pair.evidence.optimizer.error_of_norm(pair.row)),
+        in_columns=optimizer_columns.error_of_norm,
     ),
     Rule(
         "both sides clip all gradients to the same norm",
         is_of("step_grad"),
         lambda pair: 2 * (pair.evidence.optimizer.error_of_clipping(pair.row) or 0.0),
+        in_columns=optimizer_columns.error_of_clipping,
     ),
-    Rule("its gradient's noise, as an optimizer magnifies it", is_of("param"), _magnified_noise),
+    Rule(
+        "its gradient's noise, as an optimizer magnifies it",
+        is_of("param"),
+        _magnified_noise,
+        in_columns=optimizer_columns.magnified_noise,
+    ),
     Rule(
         "error of parameters that it is tied to",
         is_of("output"),

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats
+from tensortap.compare.judge.row_lists import largest
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.margins import (
     CANCELLED,
@@ -29,7 +30,7 @@ from tensortap.compare.judge.step_facts import BY_CONTAINER, HAS_PARAMETERS, HAS
 from tensortap.compare.judge.structure import Ints
 from tensortap.core.records import GRADIENT_KINDS
 
-__all__ = ["PairColumns", "root"]
+__all__ = ["Bools", "PairColumns", "root"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -47,6 +48,8 @@ class PairColumns:
     """Number of sources of each pair."""
     flags: npt.NDArray[np.uint8]
     """What `step_facts` has about each pair."""
+    judged: int
+    """All pairs before this one are judged; those from there on count as right."""
 
     @cached_property
     def base(self) -> Floats:
@@ -81,12 +84,7 @@ class PairColumns:
 
     def worst(self, values: Floats) -> Floats:
         """Return for each pair the largest of its sources' values, which are not negative; 0 without sources."""
-        found = np.zeros(len(self.rows))
-        some = self.counts > 0
-        if some.any():
-            begins = (np.cumsum(self.counts) - self.counts)[some]
-            found[some] = np.maximum.reduceat(values, begins)
-        return found
+        return largest(values, self.counts)
 
     def worst_of(self, values: Floats, *kinds: str) -> Floats:
         """Return for each pair the largest of its sources' values, of those that are of some kinds."""
@@ -118,6 +116,22 @@ class PairColumns:
         begins = [0, *ends[:-1]]
         totals = [sum(squares[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         return np.asarray(np.sqrt(np.array(totals, np.float64)))
+
+    @property
+    def unrecorded_error(self) -> Floats:
+        """The relative error of the gradients that a parameter's gradient sums, if they were not recorded; else 0."""
+        return np.zeros(len(self.rows))
+
+    @property
+    def rounding_of_terms(self) -> Floats:
+        """The absolute error that rounding may make in the sum of a vector's gradient."""
+        columns = self.evidence.pairs
+        errors = columns.error[self.sources]
+        errors = np.where(errors < np.inf, errors, 0.0)
+        longest = Policy.lengthening("param_grad") * self.worst_of(columns.base[self.sources], "grad_output")
+        coarsest = np.maximum(self.base, longest)
+        passed = Policy.passed_on(1.0) * self.worst_of(errors, "grad_output")
+        return np.maximum(coarsest, passed) * self.terms
 
     @cached_property
     def cancels(self) -> Bools:
@@ -170,8 +184,12 @@ def rounding_of_activations(pairs: PairColumns) -> Floats:
     return pairs.worst_of(pairs.evidence.pairs.base[pairs.sources], "input", "output") / 8
 
 
+def error_of_unrecorded_gradients(pairs: PairColumns) -> Floats:
+    return pairs.assumed(pairs.unrecorded_error)
+
+
 def no_error(pairs: PairColumns) -> Floats:
-    """The amount of a rule that allows nothing if the gradients at a module's output, or float inputs, are known."""
+    """The amount of a rule that allows nothing if float inputs are known."""
     return np.zeros(len(pairs.rows))
 
 
@@ -193,13 +211,7 @@ def systematic_error(pairs: PairColumns) -> Floats:
 
 
 def rounding_of_sum(pairs: PairColumns) -> Floats:
-    columns = pairs.evidence.pairs
-    errors = columns.error[pairs.sources]
-    errors = np.where(errors < np.inf, errors, 0.0)
-    longest = Policy.lengthening("param_grad") * pairs.worst_of(columns.base[pairs.sources], "grad_output")
-    coarsest = np.maximum(pairs.base, longest)
-    passed = Policy.passed_on(1.0) * pairs.worst_of(errors, "grad_output")
-    rounding = np.maximum(coarsest, passed) * pairs.terms
+    columns, rounding = pairs.evidence.pairs, pairs.rounding_of_terms
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = pairs.assumed(rounding / pairs.l2)
     of_zero = np.where((pairs.l2 == 0) & (columns.distance[pairs.rows] <= rounding), np.inf, 0.0)

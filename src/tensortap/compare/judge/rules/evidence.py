@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules.margins import CANCELS
@@ -29,13 +30,13 @@ class Evidence:
     elements."""
 
     def __init__(
-        self, pairs: Pairs, structure: Structure, policy: Policy, reference_moved: Callable[[int, int], float]
+        self, pairs: Pairs, structure: Structure, policy: Policy, reference_moved: Callable[[Ints, Ints], Floats]
     ) -> None:
         self.pairs = pairs
         self.structure = structure
         self.policy = policy
         self.reference_moved = reference_moved
-        """How far apart two records of the reference are, relative to the first."""
+        """How far apart records of the reference are, relative to the first ones; a function of two columns of rows."""
         isolated = pairs.isolated
         self.error = _view(pairs.error)
         self.forced = bytes(len(self.error)) if isolated is None else isolated.forced.tobytes()
@@ -44,6 +45,7 @@ class Evidence:
         self.discounted: set[int] = set()
         """Rows that were discounted."""
         self.l2 = _view(pairs.l2)
+        self.distance = _view(pairs.distance)
         self.base = _view(pairs.base)
         self.is_vector = np.less_equal(pairs.dimensions, 1).tobytes()
         self._with_statistics: dict[str, bool] = {}
@@ -75,7 +77,7 @@ class Evidence:
         before = structure.before_step((rank, step, module, "param", path)) if structure.number[row] else None
         if before is None:
             before = structure.state.get((rank, step - 1, module, "param", path, 1))
-        return 1.0 if before is None else self.reference_moved(before, row)
+        return 1.0 if before is None else float(self.reference_moved(np.array([before]), np.array([row]))[0])
 
     def noise_of_unrecorded_parameters(self, row: int) -> float:
         """Return the error that gradient noise of earlier steps may have caused in unrecorded parameters."""
@@ -118,6 +120,12 @@ class Evidence:
         if max(held, default=-1) < row:  # all of them are judged
             self._parameter_errors[rank, step] = found
         return found
+
+    @cached_property
+    def unknown(self) -> npt.NDArray[np.bool_] | None:
+        """Pairs whose numbers are not known; None if those of all are."""
+        found = np.isnan(self.pairs.l2) | np.isnan(self.pairs.distance)
+        return found if found.any() else None
 
     @cached_property
     def mixed_rounding(self) -> float:

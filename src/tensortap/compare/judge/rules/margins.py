@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["CANCELLED", "CANCELS", "ENLARGED", "MOST_ASSUMED", "MOST_CANCELLED", "SHORT", "SYSTEMATIC"]
+__all__ = [
+    "CANCELLED",
+    "CANCELS",
+    "ENLARGED",
+    "FLIPPED",
+    "FLIPPED_MAPPED",
+    "FLIPPED_UNEVEN",
+    "MAGNIFIED",
+    "MOST_ASSUMED",
+    "MOST_CANCELLED",
+    "SHORT",
+    "SYSTEMATIC",
+]
 
 MOST_ASSUMED = 0.25
 """The largest relative error that a rule allows without a measured error behind it, unless a sum cancels out."""
@@ -18,3 +30,8 @@ ENLARGED = 2.0
 """Error of what a module without parameters returns over that of what it got; the slope of a GELU is at most 1.13."""
 SYSTEMATIC = 2.0
 """Margin over the bound for errors that are alike at all positions."""
+FLIPPED, FLIPPED_MAPPED, FLIPPED_UNEVEN = 4.0, 8.0, 32.0
+"""Error of an optimizer's step over the root of its gradient's error: as usual, between two frameworks, and where many
+elements of the gradient are nearly zero."""
+MAGNIFIED = 8.0
+"""Error of an optimizer's step over that of its last gradient: earlier ones, in its moments, were as far off."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tensortap.compare.judge.rules.evidence import Evidence
 
-__all__ = ["GradientsSoFar", "OptimizerGradients"]
+__all__ = ["SAME_CLIPPING", "GradientsSoFar", "OptimizerGradients"]
 
-_SAME_CLIPPING = 1e-2
+SAME_CLIPPING = 1e-2
 """Share of a change of clipping that the norms of all gradients need not explain."""
 _UNEVEN = 0.7
 """Mean magnitude over the root mean square: 0.8 of normal numbers, 0.69 if a quarter of them is nearly zero, as the
@@ -82,6 +82,8 @@ class OptimizerGradients:
         self._structure = evidence.structure
         self._norm_errors: dict[tuple[int, int], float] = {}
         self._worst_norm_errors: dict[tuple[int, int], float] = {}
+        self._settled: dict[int, tuple[int, float]] = {}
+        """By rank: number of steps whose gradients are all judged, and the worst error of their norms."""
         self._worst_errors: dict[tuple[int, int], float] = {}
         self._norms: dict[tuple[int, int], _StepNorms] = {}
         self._so_far: dict[_Parameter, tuple[int, GradientsSoFar]] = {}
@@ -93,7 +95,10 @@ class OptimizerGradients:
         if own := [source for source in sources if structure.kind[source] in ("param_grad", "step_grad")]:
             return self._worst_of(own)
         rank, step, _ = structure.scope[row]
-        at = rank, step if structure.number[row] else step - 1  # before a step: since the one before
+        return self.noise_of_step((rank, step if structure.number[row] else step - 1))  # before a step: since the last
+
+    def noise_of_step(self, at: tuple[int, int]) -> float:
+        """Return the worst error of all gradients of a step."""
         if at not in self._worst_errors:
             self._worst_errors[at] = self._worst_of(self._in_step.get(at, []))
         return self._worst_errors[at]
@@ -117,30 +122,56 @@ class OptimizerGradients:
     def error_of_norm(self, row: int) -> float:
         """Return the error that right gradients of a step may cause in the norm of all of them."""
         rank, step, _ = self._structure.scope[row]
-        return self._error_of_norm((rank, step), row)
+        return self.error_of_norm_at((rank, step), row)
 
-    def _error_of_norm(self, at: tuple[int, int], row: int) -> float:
+    def error_of_norm_at(self, at: tuple[int, int], judged: int) -> float:
+        """Return `error_of_norm` of a step, as known when all rows before one are judged."""
         if at in self._norm_errors:
             return self._norm_errors[at]
         evidence, rows = self._evidence, self._in_step.get(at, [])
-        distance = evidence.pairs.distance
+        distance = evidence.distance
         known = [each for each in rows if not evidence.wrong[each] and distance[each] < float("inf")]
         size = sum(evidence.l2[each] ** 2 for each in known)
         found = float((sum(distance[each] ** 2 for each in known) / size) ** 0.5) if size > 0 else 0.0
-        if max(rows, default=-1) < row:
+        if max(rows, default=-1) < judged:
             self._norm_errors[at] = found
         return found
 
     def error_of_norms(self, row: int) -> float:
         """Return the worst error of the norm of all gradients, over the steps that have moved a parameter."""
         rank, last, _ = self._structure.scope[row]
-        last -= not self._structure.number[row]  # before a step
-        if (rank, last) in self._worst_norm_errors:
-            return self._worst_norm_errors[rank, last]
-        steps = [(of, step) for of, step in self._in_step if of == rank and step <= last]
-        found = max((self._error_of_norm(at, row) for at in steps), default=0.0)
-        if all(at in self._norm_errors for at in steps):
-            self._worst_norm_errors[rank, last] = found
+        at = rank, last - (not self._structure.number[row])  # before a step
+        return self.errors_of_norms([at], judged=row)[at]
+
+    def errors_of_norms(self, wanted: Sequence[tuple[int, int]], judged: int) -> dict[tuple[int, int], float]:
+        """Return by rank and step the worst error of the norm of all gradients, over the steps up to that one."""
+        found = {at: self._worst_norm_errors[at] for at in wanted if at in self._worst_norm_errors}
+        for rank in {rank for rank, _ in wanted}:
+            open_steps = sorted(step for of, step in wanted if of == rank and (of, step) not in found)
+            steps = self._steps_of.get(rank, [])
+            place, worst = self._settled.get(rank, (0, 0.0))
+            if place and open_steps and open_steps[0] < steps[place - 1]:
+                place, worst = 0, 0.0
+            are_judged = True
+            for last in open_steps:
+                while place < len(steps) and steps[place] <= last:
+                    at = rank, steps[place]
+                    worst = max(worst, self.error_of_norm_at(at, judged))
+                    are_judged = are_judged and at in self._norm_errors
+                    place += 1
+                    if are_judged:
+                        self._settled[rank] = place, worst
+                found[rank, last] = worst
+                if are_judged:
+                    self._worst_norm_errors[rank, last] = worst
+        return found
+
+    @cached_property
+    def _steps_of(self) -> dict[int, list[int]]:
+        """The steps that have gradients of parameters, in order, by rank."""
+        found: dict[int, list[int]] = {}
+        for rank, step in sorted(self._in_step):
+            found.setdefault(rank, []).append(step)
         return found
 
     def error_of_clipping(self, row: int) -> float | None:
@@ -154,19 +185,20 @@ class OptimizerGradients:
         if len(own) != 1:
             return None
         clipped = []
-        norms = self._norms_of((rank, step))
+        norms = self.norms_of((rank, step))
         for l2, before in ((evidence.l2, norms.reference), (evidence.pairs.candidate_l2, norms.candidate)):
             if before is None or not (l2[own[0]] > 0 and 0 < before < float("inf")):
                 return None
             clipped.append((float(l2[row] / l2[own[0]]), before))
         (ours, our_norm), (theirs, their_norm) = clipped
         explained = our_norm / their_norm
-        allowed = evidence.base[row] + _SAME_CLIPPING * abs(explained - 1)
+        allowed = evidence.base[row] + SAME_CLIPPING * abs(explained - 1)
         if not ours > 0 or abs(theirs / ours / explained - 1) > allowed:
             return None
         return float(abs(explained - 1) + explained * evidence.error[own[0]])
 
-    def _norms_of(self, at: tuple[int, int]) -> _StepNorms:
+    def norms_of(self, at: tuple[int, int]) -> _StepNorms:
+        """Return the norms of all gradients of a step."""
         if at not in self._norms:
             every, structure = self._in_step.get(at, []), self._structure
             if len({(structure.module[each], structure.path[each]) for each in every}) < len(every):

@@ -46,6 +46,10 @@ class SummedGradients:
             scope = self._structure.scope[row]
             self._worst_right[scope] = max(self._worst_right.get(scope, 0.0), error)
 
+    def worst_right(self, row: int) -> float:
+        """Return the worst error that was noted so far in the scope of a row."""
+        return self._worst_right.get(self._structure.scope[row], 0.0)
+
     def rounding(self, row: int, sources: Sequence[int], error: Sequence[float], wrong: Sequence[int]) -> float:
         """Return the absolute error that rounding may make in a bias's gradient; 0 if its summands are unknown.
 
@@ -69,8 +73,7 @@ class SummedGradients:
         They have the dtypes that the module works with, and are as far off as the gradients of weights before."""
         if self._gradients(sources):
             return 0.0
-        incoming = self._worst_right.get(self._structure.scope[row], 0.0)
-        return max(self._coarsest(row, self._flowing(row)), Policy.passed_on(incoming))
+        return max(self._coarsest(row, self._flowing(row)), Policy.passed_on(self.worst_right(row)))
 
     def _gradients(self, sources: Sequence[int]) -> list[int]:
         return [source for source in sources if self._structure.kind[source] == "grad_output"]
