@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import Key
 
-__all__ = ["Isolation"]
+__all__ = ["Callers", "Isolation"]
+
+
+class Callers(Protocol):
+    """The modules that made calls, by step, micro step, module and number."""
+
+    def get(self, call: tuple[int, int, str, int], /) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Isolation:
     """Rows of gradients at an output that the module itself uses again: a part of such a gradient is its own."""
     same: Collection[Sequence[int]] = ()
     """Groups of rows that are one gradient, at an output that several calls return unchanged; innermost first."""
-    callers: Mapping[tuple[int, int, str, int], str | None] = field(default_factory=dict)
+    callers: Callers = field(default_factory=dict[tuple[int, int, str, int], str | None])
     """By step, micro step, module and number: the module that made the call; None for code outside the model."""
     cut_off: Container[Key] = ()
     """Inputs outside the autograd graph; and outputs outside it although one of their sources is inside."""

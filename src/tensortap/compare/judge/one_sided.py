@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
+from tensortap.compare.align.distinct import are_among
 from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
 from tensortap.compare.judge.detached import DetachedKeys, knows_detached
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import CallsWithoutGradient
-from tensortap.compare.judge.structure import CallRows, Spot, Structure
+from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, Finding, Key
@@ -54,9 +55,11 @@ def find_calls_without_gradient(matched: Matched, structure: Structure, free: bo
         return CallsWithoutGradient()
     expected = Counterparts(matched).expected if free else None
 
+    missing = _certain(matched, _missing_rows(matched, structure, None, ("grad_output", "grad_input"), expected))
+
     def lacking(kind: str) -> frozenset[Spot]:
-        missing = _certain(matched, _missing_rows(matched, structure, None, (kind,), expected))
-        return frozenset((pass_of(matched.reference, row), key.module, key.call) for row, key in missing)
+        rows = [(row, key) for row, key in missing if key.kind == kind]
+        return frozenset((pass_of(matched.reference, row), key.module, key.call) for row, key in rows)
 
     return CallsWithoutGradient(lacking("grad_output"), lacking("grad_input"))
 
@@ -81,10 +84,7 @@ def find_missing_gradients(
         certain = [(row, key) for row, key in missing if (pass_of(side, row), key.module, key.call) in affected]
     if not certain:
         return {}
-    callers = {
-        (call.scope[1], call.scope[2], call.module, call.number): None if call.parent is None else call.parent.module
-        for call in structure.calls.values()
-    }
+    callers = _CallersInStructure(structure)
     row, key = certain[0]
     isolation = Isolation(callers=callers)
     if knows_detached(matched):
@@ -165,17 +165,22 @@ def _missing_rows(
     left, unfinished = matched.reference, _unfinished(matched)
     alone = matched.alignment.only_reference
     rows = alone[left.kind.among(kinds)[alone]]
-    came = set(zip(structure.scope, structure.kind, strict=True)) if len(rows) else set()
+    came = structure.kinds_in_pass if len(rows) else set()
+    ran = _ran(matched, structure, rows)
     values = alone[left.kind.among(("input", "output"))[alone]] if len(rows) else alone[:0]
     lost = {left.key(row) for row in values.tolist()}
     missing = []
-    for row in rows.tolist():
+    for row, has_run in zip(rows.tolist(), ran, strict=True):
+        if has_run is False:
+            continue
         key, scope = left.key(row), pass_of(left, row)
         if (scope, key.kind) not in came or key.step == unfinished or not _is_expected(key, parameters):
             continue
         if _lacks_its_value(key, lost):
             continue
-        if _ran_on_both(matched, structure, scope, key) and (expected is None or expected(key)):
+        if has_run is None and not _ran_on_both(matched, structure, scope, key):
+            continue
+        if expected is None or expected(key):
             missing.append((row, key))
     return missing
 
@@ -192,6 +197,21 @@ def _lacks_its_value(key: Key, lost: Collection[Key]) -> bool:
 def _certain(matched: Matched, rows: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
     """Return the rows of modules whose counterpart is not a guess."""
     return [(row, key) for row, key in rows if matched.is_certain(key.module)]
+
+
+def _ran(matched: Matched, structure: Structure, rows: Ints) -> Sequence[bool | None]:
+    """Return of gradients whether their calls ran on both sides, in columns; None where names do not show it."""
+    if matched.plan is not None or not len(rows):
+        return [None] * len(rows)
+    side = matched.reference
+    names = ("rank", "step", "pass_number")
+    paired = matched.alignment.reference
+    outputs = paired[side.kind.among(("output",))[paired]]
+    places = [[*(getattr(side, name)[at] for name in names), side.module.codes[at]] for at in (rows, outputs)]
+    called = [[*columns, side.call[at]] for columns, at in zip(places, (rows, outputs), strict=True)]
+    of_parameters = side.kind.among(("param_grad",))[rows]
+    found: list[bool | None] = np.where(of_parameters, are_among(*places), are_among(*called)).tolist()
+    return found
 
 
 def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) -> bool:
@@ -211,6 +231,26 @@ def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) 
         return bool(outputs)
     value = key.kind.removeprefix("grad_")  # may lack a counterpart, as an additional argument does
     return any(structure.path[row] == key.path for call in outputs for row in call.of(value))
+
+
+class _CallersInStructure:
+    """The modules around calls."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._ranks: dict[int, list[int]] = {}
+        for rank, step in structure.kinds_in_step:
+            self._ranks.setdefault(step, []).append(rank)
+
+    def get(self, call: tuple[int, int, str, int], /) -> str | None:
+        """Return the module that made a call; that of the last rank, if several have it."""
+        step, micro, module, number = call
+        spots = [((rank, step, micro), module, number) for rank in self._ranks.get(step, ())]
+        found = [made for spot in spots if (made := self._structure.calls.get(spot)) is not None]
+        if not found:
+            return None
+        last = max(found, key=lambda made: next(iter(made.rows.values()))[0])
+        return None if last.parent is None else last.parent.module
 
 
 def _unfinished(matched: Matched) -> int | None:

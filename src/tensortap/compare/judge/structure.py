@@ -374,6 +374,14 @@ class Structure:
             found.setdefault((rank, step), set()).add(side.kind.words[kind])
         return found
 
+    @cached_property
+    def kinds_in_pass(self) -> set[tuple[tuple[int, int, int], str]]:
+        """Each rank, step and micro step, with each kind of its records."""
+        side = self._side
+        columns = (side.rank, side.step, side.pass_number, side.kind.codes) if len(self._rows) else ()
+        found = distinct(*map(self._at, columns)) if columns else []
+        return {((rank, step, micro), side.kind.words[kind]) for rank, step, micro, kind in found}
+
     def has_forward(self, row: int) -> bool:
         """Whether anything of a forward pass was paired in a row's step, on its rank."""
         return self.scope[row][:2] in self._forward_steps
