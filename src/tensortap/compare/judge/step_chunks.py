@@ -28,6 +28,8 @@ class StepPart:
     """Some open pairs of one step, and their facts."""
 
     rows: Ints
+    number: int
+    """The number of the step."""
     begin: int
     """The first row of the step."""
     facts: StepFacts
@@ -36,10 +38,10 @@ class StepPart:
     flags: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, rows: Ints, begin: int, facts: StepFacts) -> StepPart:
+    def of(cls, rows: Ints, number: int, begin: int, facts: StepFacts) -> StepPart:
         own = rows - begin
         sources, counts = facts.sources.at(own)
-        return cls(rows, begin, facts, sources + begin, counts, facts.flags[own])
+        return cls(rows, number, begin, facts, sources + begin, counts, facts.flags[own])
 
 
 @dataclass

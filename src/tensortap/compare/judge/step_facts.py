@@ -66,6 +66,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
     rows = slice(begin, end)
     first_seen = columns.first_seen
     of_module: dict[tuple[tuple[int, int, int], str], int] = {}
+    of_parameters: dict[tuple[tuple[int, int, int], str], int] = {}
     with_gradients = _scopes_with_gradients(step)
     summed: list[int] = []
     for row, (kind, scope, module) in enumerate(
@@ -79,17 +80,20 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
             flags[row - begin] = SEEN
             continue
         found = step.sources(row)
-        before = [source for source in found.rows if source < row]
+        before = found.rows
+        if before and max(before) >= row:
+            before = [source for source in found.rows if source < row]
         sources.add(before)
         if found.sent:
             sent[row - begin] = tuple(source - begin for source in found.sent)
         place = scope, module
         if place not in of_module:
             of_module[place] = _flags_of_module(step, *place)
+            calls = step.calls_of_module.get(place, ())
+            of_parameters[place] = BY_CONTAINER * any(call.children for call in calls)
         flag = of_module[place] | FOLLOWED * (len(before) < len(found.rows))
         if kind == "param_grad":
-            own = step.calls_of_module.get(place, ())
-            flag |= BY_CONTAINER * any(each.children for each in own)
+            flag |= of_parameters[place]
             if not any(columns.kind[source] == "grad_output" for source in before):
                 summed.append(row)
         elif (call := step.call_of(row)) is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,6 @@ from tensortap.compare.judge.step_chunks import ALONE, COPIED, RIGHT, UNLESS_WRO
 from tensortap.compare.judge.step_facts import FOLLOWED, KINDS_WITH_FACTS, SEEN, UNSEEN
 from tensortap.compare.judge.step_tolerances import set_tolerances
 from tensortap.compare.judge.structure import Ints, Structure
-from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = ["StepJudge", "judge"]
 
@@ -47,7 +47,7 @@ class StepJudge(PairJudge):
         for number, own in self.structure.by_step(rows):
             begin, facts = self.structure.facts(number)
             for at in range(0, len(own), _AT_ONCE):
-                parts.append(StepPart.of(own[at : at + _AT_ONCE], begin, facts))
+                parts.append(StepPart.of(own[at : at + _AT_ONCE], number, begin, facts))
                 if sum(len(part.rows) for part in parts) >= _AT_ONCE:
                     self._judge_chunk(self._chunk(parts))
                     parts = []
@@ -70,8 +70,7 @@ class StepJudge(PairJudge):
             if part.facts.sent:
                 chunk.ways[[offset + place for place in self._with_other_sources(part)]] = ALONE
             offset += len(part.rows)
-        if self.calls_without_gradient or self.calls_that_send_none:
-            chunk.ways[self._lack_gradients(rows)] = ALONE
+        chunk.ways[np.isin(rows, [*self._lacking_gradients(parts)])] = ALONE
         chunk.ways[copied] = COPIED
         if self.ties:
             chunk.ways[known & np.array([each in self.ties for each in first.tolist()], bool)] = ALONE
@@ -103,13 +102,23 @@ class StepJudge(PairJudge):
                 found.append(place)
         return found
 
-    def _lack_gradients(self, rows: Ints) -> list[int]:
-        kinds = self.structure.kind
-        return [
-            place
-            for place, row in enumerate(rows.tolist())
-            if kinds[row] in GRADIENT_KINDS and self._calls_that_lack_a_gradient(row)
-        ]
+    def _lacking_gradients(self, parts: Sequence[StepPart]) -> set[int]:
+        """Return the gradients of steps that `_calls_that_lack_a_gradient` has calls of."""
+        without, send_none, structure = self.calls_without_gradient, self.calls_that_send_none, self.structure
+        if not without and not send_none:
+            return set()
+        concerned = {spot[0][:2] for spot in chain(without, send_none)}
+        found: set[int] = set()
+        for number, begin in dict.fromkeys((part.number, part.begin) for part in parts):
+            if not structure.is_one_step and structure.scope[begin][:2] not in concerned:
+                continue
+            makers = structure.gradient_makers(number)
+            spots = [(call, structure.spot_of(begin + call)) for call in makers.all_calls]
+            rows = makers.made_by(
+                [call for call, spot in spots if spot in without], [call for call, spot in spots if spot in send_none]
+            )
+            found.update((rows + begin).tolist())
+        return found
 
     @cached_property
     def _first_seen(self) -> Ints:
@@ -164,17 +173,18 @@ class StepJudge(PairJudge):
         wrong, discounted = self.evidence.wrong, self.evidence.discounted
         first_seen, is_wrong = self.structure.first_seen, wrong.__getitem__
         sources, begin = chunk.sources.tolist(), 0
+        lately: set[int] = set()
         lacking, wrong_gradients = len(self.calls_without_gradient), self._wrong_gradients
         assumes = ((chunk.substitutes >= 0) | ~np.isnan(chunk.worst_right) | chunk.needs_gradients).tolist()
         steps = zip(chunk.rows.tolist(), chunk.ways.tolist(), chunk.ends.tolist(), strict=True)
         for place, (row, way, end) in enumerate(steps):
             own = sources[begin:end]
             begin = end
+            if len(self.calls_without_gradient) > lacking:
+                lacking, lately = len(self.calls_without_gradient), self._lacking_gradients(chunk.parts)
             if way == COPIED and first_seen[row] not in discounted:
                 self._copy_judgement(row, first_seen[row])
-            elif way in (ALONE, COPIED) or (
-                len(self.calls_without_gradient) > lacking and self._calls_that_lack_a_gradient(row)
-            ):
+            elif way in (ALONE, COPIED) or row in lately:
                 self.judge_pair(row)
             elif any(map(is_wrong, own)) or (not own and self._wrong_kinds and self._follows_something_wrong(row)):
                 # That is the only reason, so it needs no tolerance.

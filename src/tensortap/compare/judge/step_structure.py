@@ -11,8 +11,12 @@ from typing import NamedTuple, Protocol
 
 from tensortap.core.records import STATE_KINDS
 
+_FORWARD = ("input", "output")
+
 __all__ = ["CallRows", "RecordColumns", "Sources", "Spot", "StepStructure"]
 
+_Module = tuple[tuple[int, int, int], str]
+"""Rank, step and micro step, and the name of a module."""
 Spot = tuple[tuple[int, int, int], str, int]
 """Identifies a call: (rank, step, micro step), module, number."""
 
@@ -32,11 +36,17 @@ class CallRows:
     children: list[CallRows] = field(default_factory=list)
 
     def of(self, *kinds: str) -> list[int]:
+        if len(kinds) == 1:
+            return [*self.rows.get(kinds[0], ())]
         return [row for kind in kinds for row in self.rows.get(kind, ())]
 
     @property
     def spot(self) -> Spot:
         return self.scope, self.module, self.number
+
+    @property
+    def first_row(self) -> int:
+        return next(iter(self.rows.values()))[0]
 
 
 class RecordColumns(Protocol):
@@ -87,6 +97,9 @@ class StepStructure:
         self._before = before
         self._is_last = is_last
         self._call_of: list[CallRows | None] = []
+        self._users: dict[int, list[CallRows]] = {}
+        self._users_of_own: dict[_Module, list[CallRows]] = {}
+        self._behind_parameters: dict[_Module, list[int]] = {}
 
     @cached_property
     def calls(self) -> dict[Spot, CallRows]:
@@ -97,20 +110,24 @@ class StepStructure:
             *(column[rows] for column in (columns.kind, columns.scope, columns.module, columns.number, columns.seq)),
             strict=True,
         )
-        for row, (kind, scope, module, number, seq) in enumerate(values, self._begin):
+        call_of, in_scope, last = self._call_of, {}, None
+        calls: dict[tuple[int, int, int], dict[tuple[str, int], CallRows]] = {}
+        for place, (kind, scope, module, number, seq) in enumerate(values):
             if kind in STATE_KINDS:
                 continue
-            spot = (scope, module, number)
-            call = found.get(spot)
+            if scope is not last:  # hardly ever: hashing it for each row takes long
+                in_scope, last = calls.setdefault(scope, {}), scope
+            call = in_scope.get((module, number))
             if call is None:
-                call = found[spot] = CallRows(module, scope, number, seq, -1)
+                call = in_scope[module, number] = CallRows(module, scope, number, seq, -1)
+                found[scope, module, number] = call
             rows_of_kind = call.rows.get(kind)
             if rows_of_kind is None:
-                call.rows[kind] = [row]
+                call.rows[kind] = [self._begin + place]
             else:
-                rows_of_kind.append(row)
-            self._call_of[row - self._begin] = call
-            if kind in ("input", "output") and seq > call.end:
+                rows_of_kind.append(self._begin + place)
+            call_of[place] = call
+            if seq > call.end and kind in _FORWARD:
                 call.end = seq
         self._nest(found.values())
         return found
@@ -266,7 +283,10 @@ class StepStructure:
         kind, module, path = columns.kind[row], columns.module[row], columns.path[row]
         rank, step, _ = columns.scope[row]
         if kind == "param_grad":
-            return Sources(self._backward_of_parameter(row))
+            own = columns.scope[row], module
+            if own not in self._behind_parameters:
+                self._behind_parameters[own] = self._backward_of_parameter(row)
+            return Sources(self._behind_parameters[own])
         if kind == "buffer":
             before = self.state.get((rank, step, module, kind, path, 0 if columns.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, module), []) if columns.number[row] else []
@@ -287,8 +307,8 @@ class StepStructure:
         if kind == "input":
             return Sources(self._before_in(call.parent, columns.seq[row]))
         if kind == "output":
-            own = call.of("input") + [r for child in call.children for r in child.of("output")]
-            return Sources(own + self.parameters_of.get((rank, step, call.module), []))
+            given = call.of("input") + [r for child in call.children for r in child.of("output")]
+            return Sources(given + self.parameters_of.get((rank, step, call.module), []))
         if kind == "grad_input":
             inside = [r for child in call.children for r in child.of("grad_output", "grad_input")]
             return Sources(self._backward_of(call) + inside)
@@ -311,9 +331,12 @@ class StepStructure:
         """Return the calls that used a module's own parameters: its own calls. A module that only holds weights, like
         the `out_proj` of an attention, is never called; then those of the container that is."""
         name, scope = self._columns.module[row], self._columns.scope[row]
-        while not (calls := self.calls_of_module.get((scope, name), [])) and name:
-            name = name.rpartition(".")[0]
-        return calls
+        own = scope, name
+        if own not in self._users_of_own:
+            while not (calls := self.calls_of_module.get((scope, name), [])) and name:
+                name = name.rpartition(".")[0]
+            self._users_of_own[own] = calls
+        return self._users_of_own[own]
 
     def _backward_of_parameter(self, row: int) -> list[int]:
         """Return the rows that the gradient of a parameter is made from.
@@ -393,8 +416,8 @@ class StepStructure:
     def passes_through(self, call: CallRows) -> bool:
         """Whether a call returns an input unchanged: its users count as that input's users."""
         tensor = self._columns.tensor
-        given = {tensor[row] for row in call.of("input")}
-        return any(tensor[row] in given for row in call.of("output"))
+        given = [tensor[row] for row in call.rows.get("input", ())]
+        return any(tensor[row] in given for row in call.rows.get("output", ()))
 
     def at_root(self, row: int) -> int | None:
         """Return the row of the root's own output gradient, if this row is the very same tensor; else None."""
@@ -405,14 +428,19 @@ class StepStructure:
 
     def users(self, row: int, call: CallRows) -> list[CallRows]:
         """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
+        if call is not self.call_of(row):
+            return self._find_users(row, self.calls.get(call.spot, call))
+        if row not in self._users:
+            self._users[row] = self._find_users(row, call)
+        return self._users[row]
+
+    def _find_users(self, row: int, call: CallRows) -> list[CallRows]:
         found = [user for tensor in self.returned(row, call) for user in self.consumers.get(tensor, ())]
         found = [
-            user
-            for user in found
-            if user.spot != call.spot and not _inside(call, user) and not self.passes_through(user)
+            user for user in found if user is not call and not _inside(call, user) and not self.passes_through(user)
         ]
-        outer = {user.parent.spot for user in found if user.parent is not None}
-        return [user for user in found if user.spot not in outer]
+        outer = [user.parent for user in found if user.parent is not None]
+        return [user for user in found if not any(user is each for each in outer)]
 
 
 def _end_of(call: CallRows) -> int:
@@ -423,7 +451,7 @@ def _inside(call: CallRows, other: CallRows) -> bool:
     """Whether a call ran inside another."""
     around = call.parent
     while around is not None:
-        if around.spot == other.spot:
+        if around is other:
             return True
         around = around.parent
     return False

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.by_step import ByStep
+from tensortap.compare.judge.gradient_makers import GradientMakers, makers_of_step
 from tensortap.compare.judge.step_facts import StepFacts, facts_of_step
 from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
 
@@ -53,6 +54,8 @@ class Structure:
         self._patterns: OrderedDict[Hashable, dict[int, Sources]] = OrderedDict()
         self._pattern_of: tuple[int, dict[int, Sources]] = -1, {}
         self._facts: OrderedDict[Hashable, StepFacts] = OrderedDict()
+        self._signature_of: tuple[int, Hashable] = -1, None
+        self._makers: OrderedDict[Hashable, GradientMakers] = OrderedDict()
 
     # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
     # which lists and views return fastest; equal elements of a list are one object.
@@ -193,6 +196,8 @@ class Structure:
         self._patterns.clear()
         self._pattern_of = -1, {}
         self._facts.clear()
+        self._makers.clear()
+        self._signature_of = -1, None
 
     # --- steps ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -344,6 +349,10 @@ class Structure:
     def class_of(self, row: int) -> str:
         return self._side.cls[int(self._rows[row])]
 
+    def spot_of(self, row: int) -> Spot:
+        """Return the call of a record that is not of state."""
+        return self.scope[row], self.module[row], self.number[row]
+
     def call_of(self, row: int) -> CallRows | None:
         return self._step_of_row(row).call_of(row)
 
@@ -446,6 +455,11 @@ class Structure:
                 yield number, rows[begin:end]
 
     @property
+    def is_one_step(self) -> bool:
+        """Whether the records of all steps are kept as those of one, because they are not apart."""
+        return len(self._begins) == 1
+
+    @property
     def has_facts(self) -> bool:
         """Whether there are facts of steps. There are none if calls are renamed: columns have the names as recorded."""
         return not self._renamed
@@ -460,6 +474,17 @@ class Structure:
             self._facts.popitem(last=False)
         return begin, self._facts[signature]
 
+    def gradient_makers(self, number: int) -> GradientMakers:
+        """Return the calls that made the gradients of a step; rows are counted from the first of the step."""
+        signature = self._signature(number)
+        if signature not in self._makers:
+            columns = self._begins[number], self._ends[number]
+            self._makers[signature] = makers_of_step(self._step(number), self, *columns)
+        self._makers.move_to_end(signature)
+        while len(self._makers) > _PATTERNS_KEPT:
+            self._makers.popitem(last=False)
+        return self._makers[signature]
+
     def _pattern(self, number: int) -> dict[int, Sources]:
         """Return the sources of a step's rows that are known, relative to its first: of all steps that are alike."""
         if self._pattern_of[0] != number:
@@ -473,6 +498,11 @@ class Structure:
 
     def _signature(self, number: int) -> Hashable:
         """Return what the sources of a step follow from: its records, and those of the step before if it has state."""
+        if self._signature_of[0] != number:
+            self._signature_of = number, self._find_signature(number)
+        return self._signature_of[1]
+
+    def _find_signature(self, number: int) -> Hashable:
         rank, step, _ = self.scope[self._begins[number]]
         earlier = self._places.get((rank, step - 1)) if len(self._begins) > 1 else None
         if not self.has_state or earlier is None:

@@ -1,0 +1,57 @@
+"""The calls whose backward made each gradient of a step, as columns.
+
+Rows are counted from the first one of the step, so that steps which repeat it share them. A call is identified by its
+first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tensortap.compare.judge.row_lists import Ints, RowLists, RowListsBuilder
+from tensortap.compare.judge.step_structure import RecordColumns, StepStructure
+from tensortap.core.records import GRADIENT_KINDS
+
+__all__ = ["GradientMakers", "makers_of_step"]
+
+
+@dataclass(frozen=True)
+class GradientMakers:
+    rows: Ints
+    """The gradients of the step."""
+    calls: RowLists
+    """The calls that made each of them."""
+    inner: RowLists
+    """Of gradients at an input of a call: the other ones, which ran inside that call."""
+
+    @cached_property
+    def all_calls(self) -> list[int]:
+        found: list[int] = np.unique(self.calls.rows).tolist()
+        return found
+
+    def made_by(self, calls: Sequence[int], inner: Sequence[int]) -> Ints:
+        """Return the gradients that one of some calls has made, or one of some calls inside another one."""
+        found = np.zeros(len(self.rows), bool)
+        for lists, wanted in ((self.calls, calls), (self.inner, inner)):
+            if wanted:
+                total = np.concatenate([[0], np.cumsum(np.isin(lists.rows, wanted))])
+                found |= total[lists.begins[1:]] > total[lists.begins[:-1]]
+        return self.rows[found]
+
+
+def makers_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: int) -> GradientMakers:
+    rows: list[int] = []
+    calls, inner = RowListsBuilder(begin), RowListsBuilder(begin)
+    for row, kind in enumerate(columns.kind[begin:end], begin):
+        if kind not in GRADIENT_KINDS:
+            continue
+        rows.append(row)
+        made_in = step.made_in(row)
+        calls.add([call.first_row for call in made_in])
+        own = step.call_of(row) if kind == "grad_input" else None
+        inner.add([] if kind != "grad_input" else [call.first_row for call in made_in if call is not own])
+    return GradientMakers(np.array(rows, np.int64) - begin, calls.build(), inner.build())
