@@ -22,7 +22,7 @@ __all__ = ["GradientMakers", "makers_of_step"]
 @dataclass(frozen=True)
 class GradientMakers:
     rows: Ints
-    """The gradients of the step."""
+    """The gradients of the step whose tensors were not seen before in it."""
     calls: RowLists
     """The calls that made each of them."""
     inner: RowLists
@@ -46,12 +46,18 @@ class GradientMakers:
 def makers_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: int) -> GradientMakers:
     rows: list[int] = []
     calls, inner = RowListsBuilder(begin), RowListsBuilder(begin)
-    for row, kind in enumerate(columns.kind[begin:end], begin):
-        if kind not in GRADIENT_KINDS:
+    for row, (kind, first) in enumerate(
+        zip(columns.kind[begin:end], columns.first_seen[begin:end], strict=True), begin
+    ):
+        if kind not in GRADIENT_KINDS or first < row:
             continue
         rows.append(row)
-        made_in = step.made_in(row)
-        calls.add([call.first_row for call in made_in])
-        own = step.call_of(row) if kind == "grad_input" else None
-        inner.add([] if kind != "grad_input" else [call.first_row for call in made_in if call is not own])
+        made_in = [call.first_row for call in step.made_in(row)]
+        calls.add(made_in)
+        if kind != "grad_input":
+            inner.add()
+        elif (own := step.call_of(row)) is not None:
+            inner.add([call for call in made_in if call != own.first_row])
+        else:
+            inner.add(made_in)
     return GradientMakers(np.array(rows, np.int64) - begin, calls.build(), inner.build())

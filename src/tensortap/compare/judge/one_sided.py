@@ -249,7 +249,7 @@ class _CallersInStructure:
         found = [made for spot in spots if (made := self._structure.calls.get(spot)) is not None]
         if not found:
             return None
-        last = max(found, key=lambda made: next(iter(made.rows.values()))[0])
+        last = max(found, key=lambda made: made.first_row)
         return None if last.parent is None else last.parent.module
 
 
@@ -278,8 +278,10 @@ def _find_ends(
     found: dict[int, Finding] = {}
     named: set[str] = set()
     for row, key in rows:
+        if key.module in named:
+            continue
         module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
-        if module is None or {module, key.module} & named:
+        if module is None or module in named:
             continue
         # A gradient that ends inside a module never reaches the modules before it: containers are not to blame.
         if key.kind != "param_grad" and any(not module or name.startswith(f"{module}.") for name in named):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,16 +34,16 @@ class RowListsBuilder:
 
     def __init__(self, begin: int) -> None:
         self._begin = begin
-        self._rows: array[int] = array("i")
-        self._ends: array[int] = array("q", [0])
+        self._rows: list[int] = []
+        self._ends = [0]
 
     def add(self, rows: Iterable[int] = ()) -> None:
-        begin = self._begin
-        self._rows.extend([row - begin for row in rows])
+        self._rows.extend(rows)
         self._ends.append(len(self._rows))
 
     def build(self) -> RowLists:
-        return RowLists(np.array(self._ends, np.int64), np.array(self._rows, np.int32))
+        rows = np.array(self._rows, np.int64) - self._begin
+        return RowLists(np.array(self._ends, np.int64), rows.astype(np.int32))
 
 
 def largest(values: npt.NDArray[np.float64], counts: Ints, of_empty: float = 0.0) -> npt.NDArray[np.float64]:

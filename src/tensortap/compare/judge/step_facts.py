@@ -5,6 +5,7 @@ Rows are counted from the first one of the step, so that steps which repeat it s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,46 +63,74 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
     """Work out the facts of the rows of a step. Records of other kinds than KINDS_WITH_FACTS have none."""
     sources = RowListsBuilder(begin)
     sent: dict[int, tuple[int, ...]] = {}
-    flags = np.zeros(end - begin, np.uint8)
+    flags = bytearray(end - begin)
     rows = slice(begin, end)
-    first_seen = columns.first_seen
-    of_module: dict[tuple[tuple[int, int, int], str], int] = {}
-    of_parameters: dict[tuple[tuple[int, int, int], str], int] = {}
-    with_gradients = _scopes_with_gradients(step)
+    kinds, first_seen = columns.kind, columns.first_seen
+    modules: dict[tuple[int, int, int], dict[str, _ModuleFacts]] = {}
+    in_scope: dict[str, _ModuleFacts] = {}
+    last = None
     summed: list[int] = []
-    for row, (kind, scope, module) in enumerate(
-        zip(columns.kind[rows], columns.scope[rows], columns.module[rows], strict=True), begin
+    for place, (kind, scope, module, first) in enumerate(
+        zip(kinds[rows], columns.scope[rows], columns.module[rows], first_seen[rows], strict=True)
     ):
+        row = begin + place
         if kind not in KINDS_WITH_FACTS:
             sources.add()
             continue
-        if first_seen[row] < row:
-            sources.add((first_seen[row],))
-            flags[row - begin] = SEEN
+        if first < row:
+            sources.add((first,))
+            flags[place] = SEEN
+            continue
+        if scope is not last:  # hardly ever: hashing it for each row takes long
+            in_scope, last = modules.setdefault(scope, {}), scope
+        own = in_scope.get(module)
+        if own is None:
+            own = in_scope[module] = _ModuleFacts(step, columns, scope, module)
+        if kind == "param_grad":
+            before = own.before(row)
+            flags[place] = own.flags_of_gradients | FOLLOWED * (len(before) < len(own.sources_of_gradients))
+            if not own.has_gradients_at_outputs or (
+                before is not own.sources_of_gradients and not any(kinds[source] == "grad_output" for source in before)
+            ):
+                summed.append(row)
+            sources.add(before)
             continue
         found = step.sources(row)
         before = found.rows
         if before and max(before) >= row:
-            before = [source for source in found.rows if source < row]
+            before = [source for source in before if source < row]
         sources.add(before)
         if found.sent:
-            sent[row - begin] = tuple(source - begin for source in found.sent)
-        place = scope, module
-        if place not in of_module:
-            of_module[place] = _flags_of_module(step, *place)
-            calls = step.calls_of_module.get(place, ())
-            of_parameters[place] = BY_CONTAINER * any(call.children for call in calls)
-        flag = of_module[place] | FOLLOWED * (len(before) < len(found.rows))
-        if kind == "param_grad":
-            flag |= of_parameters[place]
-            if not any(columns.kind[source] == "grad_output" for source in before):
-                summed.append(row)
-        elif (call := step.call_of(row)) is not None:
+            sent[place] = tuple(source - begin for source in found.sent)
+        flag = own.flags | FOLLOWED * (len(before) < len(found.rows))
+        if (call := step.call_of(row)) is not None:
             flag |= BY_CONTAINER * _is_made_by_container(call, kind)
             if kind == "grad_output" and call.parent is None and not call.children:
-                flag |= UNSEEN * bool(with_gradients.get(scope, set()) - {module})
-        flags[row - begin] = flag
-    return StepFacts(sources.build(), flags, sent, _summed_facts(step, columns, begin, summed))
+                flag |= UNSEEN * step.has_gradients_beside(scope, module)
+        flags[place] = flag
+    return StepFacts(sources.build(), np.frombuffer(flags, np.uint8), sent, _summed_facts(step, columns, begin, summed))
+
+
+class _ModuleFacts:
+    """What the records of one module in one scope have in common."""
+
+    def __init__(self, step: StepStructure, columns: RecordColumns, scope: tuple[int, int, int], module: str) -> None:
+        has_state = (*scope[:2], module) in step.parameters_of
+        gradients = step.own_gradients.get((scope, module), ())
+        self.flags = HAS_STATE * has_state | HAS_PARAMETERS * (has_state or bool(gradients))
+        self.sources_of_gradients: Sequence[int] = ()
+        if gradients:
+            self.sources_of_gradients = step.sources(gradients[0]).rows
+            own = step.calls_of_module.get((scope, module), ())
+            self.flags_of_gradients = self.flags | BY_CONTAINER * any(call.children for call in own)
+        self.has_gradients_at_outputs = any(columns.kind[row] == "grad_output" for row in self.sources_of_gradients)
+        self._last_source = max(self.sources_of_gradients, default=-1)
+
+    def before(self, row: int) -> Sequence[int]:
+        """Return the sources of a parameter's gradient that were recorded before it."""
+        if self._last_source < row:
+            return self.sources_of_gradients
+        return [source for source in self.sources_of_gradients if source < row]
 
 
 def _summed_facts(step: StepStructure, columns: RecordColumns, begin: int, rows: list[int]) -> SummedFacts:
@@ -114,18 +143,5 @@ def _summed_facts(step: StepStructure, columns: RecordColumns, begin: int, rows:
     return SummedFacts(np.array(rows, np.int64) - begin, own.build(), inputs.build(), outputs.build())
 
 
-def _flags_of_module(step: StepStructure, scope: tuple[int, int, int], module: str) -> int:
-    has_state = (*scope[:2], module) in step.parameters_of
-    return HAS_STATE * has_state | HAS_PARAMETERS * (has_state or (scope, module) in step.own_gradients)
-
-
 def _is_made_by_container(call: CallRows, kind: str) -> bool:
     return call.parent is not None if kind in ("input", "grad_output") else bool(call.children)
-
-
-def _scopes_with_gradients(step: StepStructure) -> dict[tuple[int, int, int], set[str]]:
-    """Return the modules that have gradients of own parameters, by scope."""
-    found: dict[tuple[int, int, int], set[str]] = {}
-    for scope, module in step.own_gradients:
-        found.setdefault(scope, set()).add(module)
-    return found

@@ -103,7 +103,8 @@ class StepJudge(PairJudge):
         return found
 
     def _lacking_gradients(self, parts: Sequence[StepPart]) -> set[int]:
-        """Return the gradients of steps that `_calls_that_lack_a_gradient` has calls of."""
+        """Return the gradients of steps that `_calls_that_lack_a_gradient` has calls of. Those whose tensors were seen
+        before are left out: they are judged alike, or one by one."""
         without, send_none, structure = self.calls_without_gradient, self.calls_that_send_none, self.structure
         if not without and not send_none:
             return set()

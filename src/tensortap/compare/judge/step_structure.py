@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, Protocol
+from weakref import ref
 
 from tensortap.core.records import STATE_KINDS
 
@@ -21,32 +21,47 @@ Spot = tuple[tuple[int, int, int], str, int]
 """Identifies a call: (rank, step, micro step), module, number."""
 
 
-@dataclass(slots=True, eq=False)
 class CallRows:
-    """One call of one module: its rows by kind, in execution order."""
+    """One call of one module: its rows by kind, in execution order.
 
-    module: str
-    scope: tuple[int, int, int]
-    """Rank, step, micro step."""
-    number: int
-    begin: int
-    end: int
-    rows: dict[str, list[int]] = field(default_factory=dict)
-    parent: CallRows | None = None
-    children: list[CallRows] = field(default_factory=list)
+    A call holds its children, and they refer to it weakly: so a step is freed when it is no longer used, and no garbage
+    collector has to find that out.
+    """
+
+    __slots__ = ("__weakref__", "_around", "begin", "children", "end", "first_row", "module", "number", "rows", "scope")
+
+    def __init__(self, module: str, scope: tuple[int, int, int], number: int, begin: int, first_row: int) -> None:
+        self.module = module
+        self.scope = scope
+        """Rank, step, micro step."""
+        self.number = number
+        self.begin, self.end = begin, -1
+        """Positions in execution order."""
+        self.first_row = first_row
+        self.rows: dict[str, list[int]] = {}
+        self.children: list[CallRows] = []
+        self._around: ref[CallRows] | None = None
+
+    @property
+    def parent(self) -> CallRows | None:
+        """The call that this one ran inside."""
+        if self._around is None:
+            return None
+        found = self._around()
+        if found is None:
+            raise RuntimeError(f"The step of a call of {self.module!r} is no longer held: look the call up again.")
+        return found
+
+    def put_into(self, parent: CallRows) -> None:
+        self._around = ref(parent)
+        parent.children.append(self)
 
     def of(self, *kinds: str) -> list[int]:
-        if len(kinds) == 1:
-            return [*self.rows.get(kinds[0], ())]
         return [row for kind in kinds for row in self.rows.get(kind, ())]
 
     @property
     def spot(self) -> Spot:
         return self.scope, self.module, self.number
-
-    @property
-    def first_row(self) -> int:
-        return next(iter(self.rows.values()))[0]
 
 
 class RecordColumns(Protocol):
@@ -97,6 +112,8 @@ class StepStructure:
         self._before = before
         self._is_last = is_last
         self._call_of: list[CallRows | None] = []
+        self._in_backward: dict[int, list[int]] = {}
+        """By the first row of a call."""
         self._users: dict[int, list[CallRows]] = {}
         self._users_of_own: dict[_Module, list[CallRows]] = {}
         self._behind_parameters: dict[_Module, list[int]] = {}
@@ -119,7 +136,7 @@ class StepStructure:
                 in_scope, last = calls.setdefault(scope, {}), scope
             call = in_scope.get((module, number))
             if call is None:
-                call = in_scope[module, number] = CallRows(module, scope, number, seq, -1)
+                call = in_scope[module, number] = CallRows(module, scope, number, seq, self._begin + place)
                 found[scope, module, number] = call
             rows_of_kind = call.rows.get(kind)
             if rows_of_kind is None:
@@ -154,8 +171,7 @@ class StepStructure:
                 # Calls of one module do not overlap: the first that ends later contains this one.
                 around = [c for c in outer if c.end >= call.end and c is not call]
                 if around:
-                    call.parent = min(around, key=_end_of)
-                    call.parent.children.append(call)
+                    call.put_into(around[0] if len(around) == 1 else min(around, key=_end_of))
                     break
 
     def call_of(self, row: int) -> CallRows | None:
@@ -167,7 +183,7 @@ class StepStructure:
         found: dict[int, list[CallRows]] = defaultdict(list)
         tensor = self._columns.tensor
         for call in self.calls.values():
-            for row in call.of("input"):
+            for row in call.rows.get("input", ()):
                 found[tensor[row]].append(call)
         return found
 
@@ -277,6 +293,17 @@ class StepStructure:
                 found[columns.scope[row], columns.module[row]].append(row)
         return found
 
+    def has_gradients_beside(self, scope: tuple[int, int, int], module: str) -> bool:
+        """Whether parameters of other modules than one have gradients in a scope."""
+        return bool(self._modules_with_gradients.get(scope, set()) - {module})
+
+    @cached_property
+    def _modules_with_gradients(self) -> dict[tuple[int, int, int], set[str]]:
+        found: dict[tuple[int, int, int], set[str]] = defaultdict(set)
+        for scope, module in self.own_gradients:
+            found[scope].add(module)
+        return found
+
     # --- sources of a record ---------------------------------------------------------------------------------------
     def sources(self, row: int) -> Sources:
         columns = self._columns
@@ -310,8 +337,7 @@ class StepStructure:
             given = call.of("input") + [r for child in call.children for r in child.of("output")]
             return Sources(given + self.parameters_of.get((rank, step, call.module), []))
         if kind == "grad_input":
-            inside = [r for child in call.children for r in child.of("grad_output", "grad_input")]
-            return Sources(self._backward_of(call) + inside)
+            return Sources(self._in_backward_of(call))
         return self._behind(row, call)
 
     def made_in(self, row: int) -> list[CallRows]:
@@ -378,6 +404,13 @@ class StepStructure:
         parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
         return call.of("grad_output", "input", "output") + parameters
 
+    def _in_backward_of(self, call: CallRows) -> list[int]:
+        """Return the rows that the backward of a call used, and the gradients that its children made."""
+        if call.first_row not in self._in_backward:
+            inside = [r for child in call.children for r in child.of("grad_output", "grad_input")]
+            self._in_backward[call.first_row] = self._backward_of(call) + inside
+        return self._in_backward[call.first_row]
+
     def _behind(self, row: int, call: CallRows) -> Sources:
         """Return the sources of a gradient at a call's output: those of the backward of its users."""
         users = self.users(row, call)
@@ -386,8 +419,7 @@ class StepStructure:
         if outermost.parent is None:  # the root's own: the loss made it from the root's output
             around = outermost.of("output")
         else:
-            later = [r for child in outermost.parent.children for r in child.of("grad_output", "grad_input")]
-            around = self._backward_of(outermost.parent) + later
+            around = self._in_backward_of(outermost.parent)
         if len(call.of("output")) > 1:  # its own code may use one of them for another
             around = around + self.parameters_of.get((*call.scope[:2], call.module), [])
         if not any(user.of("grad_output", "grad_input") for user in users):
@@ -404,7 +436,7 @@ class StepStructure:
         """Return the numbers of the tensors whose gradient a row is."""
         columns = self._columns
         path = columns.path[row].partition("~")[0]
-        return {columns.tensor[r] for r in call.of("output") if columns.path[r] == path}
+        return {columns.tensor[r] for r in call.rows.get("output", ()) if columns.path[r] == path}
 
     def outermost(self, row: int, call: CallRows) -> CallRows:
         """Return the outermost call around that returns the very same tensor: its gradient is this one."""
