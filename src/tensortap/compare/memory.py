@@ -14,9 +14,9 @@ import pyarrow as pa
 
 __all__ = ["rare_collections", "release_unused"]
 
-_THRESHOLDS = (20_000, 5, 5)
+_THRESHOLDS = (200_000, 10, 10)
 """Objects that are allocated before the collector looks at the young ones, where Python's own default is 700; and how
-often it does so before it looks at the older ones. Calls of a step refer to each other, so only it frees them."""
+often it does so before it looks at the older ones. What a comparison makes for one step is freed without it."""
 _lock = Lock()
 _running = 0
 _before = (0, 0, 0)

@@ -86,8 +86,27 @@ class Chunk:
     def ends(self) -> Ints:
         return np.cumsum(self.counts)
 
-    def having(self, way: int) -> Ints:
-        return np.flatnonzero(self.ways == way)
+    @cached_property
+    def assumes(self) -> npt.NDArray[np.bool_]:
+        """Whether tolerances assume that pairs are right which are no sources."""
+        return np.asarray((self.substitutes >= 0) | ~np.isnan(self.worst_right) | self.needs_gradients)
+
+    # The columns as lists, whose single elements are read.
+    @cached_property
+    def row_list(self) -> list[int]:
+        return self.rows.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def way_list(self) -> list[int]:
+        return self.ways.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def source_list(self) -> list[int]:
+        return self.sources.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def end_list(self) -> list[int]:
+        return self.ends.tolist()  # type: ignore[no-any-return]
 
     def any_source(self, of_sources: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return for each pair whether something is so for any of its sources."""

@@ -115,7 +115,7 @@ class _ModuleFacts:
     """What the records of one module in one scope have in common."""
 
     def __init__(self, step: StepStructure, columns: RecordColumns, scope: tuple[int, int, int], module: str) -> None:
-        has_state = (*scope[:2], module) in step.parameters_of
+        has_state = bool(step.parameters_of) and (*scope[:2], module) in step.parameters_of
         gradients = step.own_gradients.get((scope, module), ())
         self.flags = HAS_STATE * has_state | HAS_PARAMETERS * (has_state or bool(gradients))
         self.sources_of_gradients: Sequence[int] = ()

@@ -10,7 +10,8 @@ count as right, too, and a pair is judged one by one if one of them turned out t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -32,7 +33,24 @@ __all__ = ["StepJudge", "judge"]
 _AT_ONCE = 1 << 15
 """Pairs whose tolerances are worked out together, which bounds memory."""
 
+_FEW = 16
+"""Pairs up to which they are judged in order, even if all are right."""
+
 _NONE_LACK = CallsWithoutGradient()
+
+
+@dataclass
+class _Progress:
+    """What happened since the tolerances of a chunk were worked out."""
+
+    lacking: int
+    """Number of calls without a gradient that are taken into account."""
+    wrong_gradients: int
+    """Number of gradients of parameters that were wrong at the beginning."""
+    lately: Set[int] = frozenset()
+    """Gradients that calls made which lack one, as was found since."""
+    has_judged: bool = False
+    """Whether any pair was judged by itself, or is wrong: what tolerances assume may no longer be so."""
 
 
 class StepJudge(PairJudge):
@@ -128,23 +146,35 @@ class StepJudge(PairJudge):
     # --- verdicts ---------------------------------------------------------------------------------------------------
     def _judge_chunk(self, chunk: Chunk) -> None:
         self.evidence.discounted.clear()
-        wrong = np.frombuffer(self.evidence.wrong, np.uint8)
-        may_follow = bool(self._wrong_kinds) and not chunk.counts.all()
-        if (chunk.ways >= RIGHT).all() and not wrong[chunk.sources].any() and not may_follow:
-            self._accept(chunk)
-        else:
-            self._judge_in_order(chunk)
+        progress = _Progress(len(self.calls_without_gradient), self._wrong_gradients)
+        begin = 0
+        for alone in [*np.flatnonzero(chunk.ways < RIGHT).tolist(), len(chunk.rows)]:
+            if alone - begin > _FEW and self._is_all_right(chunk, progress, begin, alone):
+                self._accept(chunk, begin, alone)
+                begin = alone
+            self._judge_in_order(chunk, progress, begin, min(alone + 1, len(chunk.rows)))
+            begin = alone + 1
 
-    def _accept(self, chunk: Chunk) -> None:
-        """Call all pairs right, which are right as long as their sources are."""
-        right = chunk.having(RIGHT)
-        rows = chunk.rows[right]
-        np.frombuffer(self.tolerance)[rows] = chunk.allowed[right]
-        names, rules = chunk.names, chunk.rules[right].tolist()
+    def _is_all_right(self, chunk: Chunk, progress: _Progress, begin: int, end: int) -> bool:
+        """Whether pairs, which are right as long as their sources are, are all right."""
+        wrong, counts = np.frombuffer(self.evidence.wrong, np.uint8), chunk.counts[begin:end]
+        sources = chunk.sources[chunk.ends[begin] - counts[0] : chunk.ends[end - 1]]
+        if wrong[sources].any() or self.evidence.discounted or len(self.calls_without_gradient) > progress.lacking:
+            return False
+        may_follow = bool(self._wrong_kinds) and not counts.all()
+        return not may_follow and not progress.lately and not (progress.has_judged and chunk.assumes[begin:end].any())
+
+    def _accept(self, chunk: Chunk, begin: int, end: int) -> None:
+        """Call pairs right."""
+        places = begin + np.flatnonzero(chunk.ways[begin:end] == RIGHT)
+        rows = chunk.rows[places]
+        np.frombuffer(self.tolerance)[rows] = chunk.allowed[places]
+        names, rules = chunk.names, chunk.rules[places].tolist()
         for row, rule in zip(rows.tolist(), rules, strict=True):
             self.status[row], self.rule[row] = "close", names[rule]
-        self._note_right(chunk, right)
-        for row in chunk.rows[chunk.having(COPIED)].tolist():
+        self._note_right(chunk, places)
+        copied = begin + np.flatnonzero(chunk.ways[begin:end] == COPIED)
+        for row in chunk.rows[copied].tolist():
             self._copy_judgement(row, self.structure.first_seen[row])
 
     def _call_right(self, chunk: Chunk, place: int, row: int) -> None:
@@ -169,26 +199,26 @@ class StepJudge(PairJudge):
             for row, each in zip(rows[summed][begins].tolist(), worst.tolist(), strict=True):
                 self.evidence.summed.add_right_gradient(row, each)
 
-    def _judge_in_order(self, chunk: Chunk) -> None:
+    def _judge_in_order(self, chunk: Chunk, progress: _Progress, begin: int, end: int) -> None:
         """Go through pairs, of which some have a wrong source or must be judged one by one."""
         wrong, discounted = self.evidence.wrong, self.evidence.discounted
         first_seen, is_wrong = self.structure.first_seen, wrong.__getitem__
-        sources, begin = chunk.sources.tolist(), 0
-        lately: set[int] = set()
-        lacking, wrong_gradients = len(self.calls_without_gradient), self._wrong_gradients
-        assumes = ((chunk.substitutes >= 0) | ~np.isnan(chunk.worst_right) | chunk.needs_gradients).tolist()
-        steps = zip(chunk.rows.tolist(), chunk.ways.tolist(), chunk.ends.tolist(), strict=True)
-        for place, (row, way, end) in enumerate(steps):
-            own = sources[begin:end]
-            begin = end
-            if len(self.calls_without_gradient) > lacking:
-                lacking, lately = len(self.calls_without_gradient), self._lacking_gradients(chunk.parts)
+        sources, ends = chunk.source_list, chunk.end_list
+        after = ends[begin - 1] if begin else 0
+        for place in range(begin, end):
+            row, way, before, after = chunk.row_list[place], chunk.way_list[place], after, ends[place]
+            own = sources[before:after]
+            if len(self.calls_without_gradient) > progress.lacking:
+                progress.lacking = len(self.calls_without_gradient)
+                progress.lately = self._lacking_gradients(chunk.parts)
             if way == COPIED and first_seen[row] not in discounted:
                 self._copy_judgement(row, first_seen[row])
-            elif way in (ALONE, COPIED) or row in lately:
-                self.judge_pair(row)
+                progress.has_judged = progress.has_judged or bool(wrong[row])
+            elif way in (ALONE, COPIED) or row in progress.lately:
+                self._judge_alone(row, progress)
             elif any(map(is_wrong, own)) or (not own and self._wrong_kinds and self._follows_something_wrong(row)):
                 # That is the only reason, so it needs no tolerance.
+                progress.has_judged = True
                 self.rule[row] = ROUNDING
                 self.status[row] = "diverged"
                 if self._is_broken[row]:
@@ -197,11 +227,15 @@ class StepJudge(PairJudge):
             elif (
                 way == UNLESS_WRONG
                 or (discounted and not discounted.isdisjoint(own))
-                or (assumes[place] and not self._holds(chunk, place, row, wrong_gradients))
+                or (chunk.assumes[place] and not self._holds(chunk, place, row, progress.wrong_gradients))
             ):
-                self.judge_pair(row)
+                self._judge_alone(row, progress)
             else:
                 self._call_right(chunk, place, row)
+
+    def _judge_alone(self, row: int, progress: _Progress) -> None:
+        progress.has_judged = True
+        self.judge_pair(row)
 
     def _holds(self, chunk: Chunk, place: int, row: int, wrong_gradients: int) -> bool:
         """Whether what a tolerance assumes about pairs that are no sources is so.

@@ -218,9 +218,8 @@ class StepStructure:
         """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
         columns = self._columns
         found = {}
-        for row in range(self._begin, self._end):
-            kind = columns.kind[row]
-            if kind in ("param", "buffer"):
+        for row, kind in enumerate(columns.kind[self._begin : self._end], self._begin):
+            if kind == "param" or kind == "buffer":
                 rank, step, _ = columns.scope[row]
                 found[rank, step, columns.module[row], kind, columns.path[row], columns.number[row]] = row
         return found
@@ -306,39 +305,49 @@ class StepStructure:
 
     # --- sources of a record ---------------------------------------------------------------------------------------
     def sources(self, row: int) -> Sources:
-        columns = self._columns
-        kind, module, path = columns.kind[row], columns.module[row], columns.path[row]
-        rank, step, _ = columns.scope[row]
+        kind = self._columns.kind[row]
         if kind == "param_grad":
-            own = columns.scope[row], module
+            own = self._columns.scope[row], self._columns.module[row]
             if own not in self._behind_parameters:
                 self._behind_parameters[own] = self._backward_of_parameter(row)
             return Sources(self._behind_parameters[own])
-        if kind == "buffer":
-            before = self.state.get((rank, step, module, kind, path, 0 if columns.number[row] else -1))
-            calls = self.calls_in_step.get((rank, step, module), []) if columns.number[row] else []
-            inputs = [r for call in calls for r in call.of("input")]
-            return Sources(inputs + ([before] if before is not None else self._a_step_before(row)))
-        if kind == "param":
-            if not columns.number[row]:
-                return Sources(self._a_step_before(row))
-            before = self.before_step((rank, step, module, kind, path))
-            parameter = (rank, step, module, path)
-            gradients = self.gradients_of.get(parameter, []) + self.step_gradients_of.get(parameter, [])
-            return Sources(gradients + ([before] if before is not None else []))
-        if kind == "step_grad":
-            return Sources(self.gradients_of.get((rank, step, module, path.partition("~")[0]), []))
+        if kind in STATE_KINDS:
+            return Sources(self._sources_of_state(row, kind))
         call = self.call_of(row)
         if call is None:
             return Sources(())
         if kind == "input":
-            return Sources(self._before_in(call.parent, columns.seq[row]))
+            return Sources(self._before_in(call.parent, self._columns.seq[row]))
         if kind == "output":
-            given = call.of("input") + [r for child in call.children for r in child.of("output")]
-            return Sources(given + self.parameters_of.get((rank, step, call.module), []))
+            returned = [r for child in call.children for r in child.of("output")]
+            return Sources(call.of("input") + returned + self._parameters(call))
         if kind == "grad_input":
             return Sources(self._in_backward_of(call))
         return self._behind(row, call)
+
+    def _sources_of_state(self, row: int, kind: str) -> list[int]:
+        columns = self._columns
+        module, path = columns.module[row], columns.path[row]
+        rank, step, _ = columns.scope[row]
+        if kind == "buffer":
+            before = self.state.get((rank, step, module, kind, path, 0 if columns.number[row] else -1))
+            calls = self.calls_in_step.get((rank, step, module), []) if columns.number[row] else []
+            inputs = [r for call in calls for r in call.of("input")]
+            return inputs + ([before] if before is not None else self._a_step_before(row))
+        if kind == "param":
+            if not columns.number[row]:
+                return self._a_step_before(row)
+            before = self.before_step((rank, step, module, kind, path))
+            parameter = (rank, step, module, path)
+            gradients = self.gradients_of.get(parameter, []) + self.step_gradients_of.get(parameter, [])
+            return gradients + ([before] if before is not None else [])
+        return self.gradients_of.get((rank, step, module, path.partition("~")[0]), [])
+
+    def _parameters(self, call: CallRows) -> list[int]:
+        """Return the rows of the parameters and buffers that a call used."""
+        if not self.parameters_of:
+            return []
+        return self.parameters_of.get((*call.scope[:2], call.module), [])
 
     def made_in(self, row: int) -> list[CallRows]:
         """Return the calls whose backward made a gradient."""
@@ -372,6 +381,8 @@ class StepStructure:
         makes the gradient of each from the others.
         """
         calls = self.users_of_own(row)
+        if len(calls) == 1 and not calls[0].children and not self.parameters_of:
+            return calls[0].of("grad_output", "input")
         inside = [child for call in calls for child in call.children]
         if calls and calls[0].module != self._columns.module[row]:
             for call in inside:  # and those inside, as the list grows
@@ -397,12 +408,11 @@ class StepStructure:
         if call is None:
             return []
         returned = [r for child in call.children for r in child.of("output") if self._columns.seq[r] < seq]
-        return call.of("input") + returned + self.parameters_of.get((*call.scope[:2], call.module), [])
+        return call.of("input") + returned + self._parameters(call)
 
     def _backward_of(self, call: CallRows) -> list[int]:
         """Return the rows that the backward of a call used."""
-        parameters = self.parameters_of.get((*call.scope[:2], call.module), [])
-        return call.of("grad_output", "input", "output") + parameters
+        return call.of("grad_output", "input", "output") + self._parameters(call)
 
     def _in_backward_of(self, call: CallRows) -> list[int]:
         """Return the rows that the backward of a call used, and the gradients that its children made."""
@@ -421,7 +431,7 @@ class StepStructure:
         else:
             around = self._in_backward_of(outermost.parent)
         if len(call.of("output")) > 1:  # its own code may use one of them for another
-            around = around + self.parameters_of.get((*call.scope[:2], call.module), [])
+            around = around + self._parameters(call)
         if not any(user.of("grad_output", "grad_input") for user in users):
             return Sources(found + around)  # there are none, or no gradient comes by way of them
         return Sources(found, self._sent_back(row, call, users), around)
