@@ -136,8 +136,12 @@ def open_comparison(
         precision = judge_free(
             builder, truth, lambda pair: attribute(pair, structure, judgement), lambda pair: int(elements[pair])
         )
+    error = pairs.error if options.details else None
+    del found, pairs, builder, truth  # the table needs as much memory
     structure.release()
-    release_unused()  # for the table
+    for side in (matched.reference, matched.candidate):
+        side.release_derived()
+    release_unused()
     comparison = conclude(
         *(matched, judgement, born, policy, renames, missing, extra, unpaired),
         doubts=doubts,
@@ -155,7 +159,8 @@ def open_comparison(
     elif not in_memory:
         comparison = replace(comparison, notes=[*comparison.notes, *zoom_hint(comparison, reference)])
     if options.details and len(comparison):
-        chosen = choose_pairs(judgement.born, pairs.error, judgement.tolerance, options.details)
+        assert error is not None
+        chosen = choose_pairs(judgement.born, error, judgement.tolerance, options.details)
         details = list(inspector.details(chosen, options.details, options.progress))
         comparison = replace(comparison, details=details, notes=[*comparison.notes, *unreadable_tensors(details)])
     return comparison, inspector

@@ -107,7 +107,9 @@ class Alignment:
 
 
 def _taken(column: npt.NDArray[Any], rows: Ints, consecutive: bool) -> npt.NDArray[Any]:
-    found = column[: len(rows)] if consecutive else column[rows]
+    # Many columns consist of zeros, of which the index holds one for all.
+    same = consecutive or (len(rows) <= len(column) and column.dtype.kind in "iu" and not column.any())
+    found = column[: len(rows)] if same else column[rows]
     found.flags.writeable = False
     return found
 

@@ -164,6 +164,11 @@ class Side:
         vars(self).clear()
         vars(self).update(kept, table=table, row=row, rank=rank)
 
+    def release_derived(self) -> None:
+        """Release columns that follow from others. They are worked out again if they are asked for."""
+        for name in ("shape_hash", "row_length", "pass_number"):
+            vars(self).pop(name, None)
+
     def _keep_state(self) -> None:
         """Keep the state before the first step: a checkpoint knows neither steps nor which tensors are buffers."""
         state = np.isin(self.table.column("kind").to_numpy(), ("param", "buffer")) & (self.call == 0)

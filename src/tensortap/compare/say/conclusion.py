@@ -20,6 +20,7 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
+from tensortap.compare.memory import release_unused
 from tensortap.compare.say import sentence
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
 from tensortap.compare.say.precision import describe_less_exact
@@ -116,6 +117,7 @@ def conclude(
         notes.append(describe_less_exact(less_exact, several_ranks(matched)))
     notes += precision.notes
     births += less_exact
+    release_unused()  # for the table
     first = births[0] if births and verdict in ("diverged", "imprecise") else None
     return Comparison(
         reference=str(left.run.path),

@@ -42,43 +42,52 @@ def table_of(
     schema = pairs_schema()
     if not count:
         return schema.empty_table()
-    columns: dict[str, Any] = {
-        name: alignment.of_reference(getattr(reference, name)) for name in ("rank", "seq", "step", "micro", "call")
+    # Functions, which are called one after the other: what a column is made from is released before the next one.
+    columns: dict[str, Callable[[], Any]] = {
+        name: partial(lambda name: alignment.of_reference(getattr(reference, name)), name)
+        for name in ("rank", "seq", "step", "micro", "call")
     }
     for name in ("phase", "module", "kind", "path", "cls"):
-        columns[name] = _words(getattr(reference, name), alignment.of_reference)
+        columns[name] = partial(lambda name: _words(getattr(reference, name), alignment.of_reference), name)
     columns |= {
-        "dtype_reference": _words(reference.dtype, alignment.of_reference),
-        "dtype_candidate": _words(candidate.dtype, alignment.of_candidate),
-        "shape_reference": _shapes(reference, left, alignment.is_consecutive[0]),
-        "shape_candidate": _shapes(candidate, right, alignment.is_consecutive[1]),
-        "status": _coded(judgement.status),
-        "birth": _marks(count, births),
-        "cause": _texts(count, births, lambda birth: birth.cause.value),
-        "container": _texts(count, births, lambda birth: birth.container),
-        "truth_reference": _nullable(_of_truth(count, truth or {}, lambda errors: errors.reference)),
-        "truth_candidate": _nullable(_of_truth(count, truth or {}, lambda errors: errors.candidate)),
-        "tolerance": judgement.tolerance,
-        "row_tolerance": judgement.row_tolerance,
-        "rule": _coded(judgement.rule),
-        "exact": measures.exact,
-        "rel_l2": _nullable(measures.rel_l2),
-        "rel_l2_bar": _nullable(measures.rel_l2_bar),
-        "cosine": _nullable(measures.cosine),
+        "dtype_reference": lambda: _words(reference.dtype, alignment.of_reference),
+        "dtype_candidate": lambda: _words(candidate.dtype, alignment.of_candidate),
+        "shape_reference": lambda: _shapes(reference, left, alignment.is_consecutive[0]),
+        "shape_candidate": lambda: _shapes(candidate, right, alignment.is_consecutive[1]),
+        "status": lambda: _coded(judgement.status),
+        "birth": lambda: _marks(count, births),
+        "cause": lambda: _texts(count, births, lambda birth: birth.cause.value),
+        "container": lambda: _texts(count, births, lambda birth: birth.container),
+        "truth_reference": lambda: _nullable(_of_truth(count, truth or {}, lambda errors: errors.reference)),
+        "truth_candidate": lambda: _nullable(_of_truth(count, truth or {}, lambda errors: errors.candidate)),
+        "tolerance": lambda: judgement.tolerance,
+        "row_tolerance": lambda: judgement.row_tolerance,
+        "rule": lambda: _coded(judgement.rule),
+        "exact": lambda: measures.exact,
+        "rel_l2": lambda: _nullable(measures.rel_l2),
+        "rel_l2_bar": lambda: _nullable(measures.rel_l2_bar),
+        "cosine": lambda: _nullable(measures.cosine),
     }
-    columns |= _measured(count, measures)
+    columns |= {name: partial(_measured, count, measures, name) for name in _MEASURED}
+    columns |= {name: partial(_indices, count, measures, name) for name in ("max_abs_index", "row_index")}
     takers = ("reference", reference, alignment.of_reference), ("candidate", candidate, alignment.of_candidate)
-    for name, side, take in takers:
-        get = partial(_statistic, measures.sides[name], side, take, count)
+    for side_name, side, take in takers:
+        get = partial(_statistic, measures.sides[side_name], side, take, count)
         for each in statistics.listed():
             if each.is_added:
-                columns[f"{each.name}_{name}"] = _nullable(np.asarray(get(each.name), np.float64))
+                columns[f"{each.name}_{side_name}"] = partial(_added, get, each.name)
             elif each.show.sides:
-                columns[f"{each.name}_{name}"] = get(each.name)
-    columns |= _mapped(candidate, right, columns)
+                columns[f"{each.name}_{side_name}"] = partial(get, each.name)
+    for name in ("module", "path"):
+        columns[f"{name}_candidate"] = partial(_mapped, candidate, right, name, columns[name])
+    columns["layout"] = partial(_layouts, candidate, right)
     unknown = _unknown(count)
-    # One after the other: what a column was made from is released before the next one is made.
-    return pa.table([_typed(columns.pop(field.name), field.type, unknown) for field in schema], schema=schema)
+    return pa.table([_typed(columns[field.name](), field.type, unknown) for field in schema], schema=schema)
+
+
+def _added(get: Callable[[str], Any], name: str) -> Any:
+    """Return a statistic that was registered later, which may not be known."""
+    return _nullable(np.asarray(get(name), np.float64))
 
 
 def _statistic(measured: Mapping[str, Any], side: Side, take: Taking, count: int, name: str) -> Any:
@@ -131,21 +140,25 @@ def _nullable(numbers: Any) -> Any:
     return pa.nulls(len(numbers), pa.float64()) if unknown.all() else pa.array(numbers, mask=unknown)
 
 
-def _mapped(candidate: Side, rows: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the candidate's own names and layouts, where they differ."""
+def _mapped(candidate: Side, rows: Any, name: str, reference: Callable[[], Any]) -> Any:
+    """Return the candidate's own names where they differ from the reference's."""
     if not isinstance(candidate, Translated):
-        return dict.fromkeys(("module_candidate", "path_candidate", "layout"), pa.nulls(len(rows), pa.string()))
-    own, origins = candidate.own, candidate.origin[rows]
-    found = {}
-    for name in ("module", "path"):
-        words = _words(getattr(own, name), lambda codes: codes[origins])
-        theirs, ours = words.cast(pa.string()), columns[name].cast(pa.string())
-        found[f"{name}_candidate"] = pc.if_else(pc.equal(theirs, ours), pa.scalar(None, pa.string()), theirs)
+        return pa.nulls(len(rows), pa.string())
+    origins = candidate.origin[rows]
+    words = _words(getattr(candidate.own, name), lambda codes: codes[origins])
+    theirs, ours = words.cast(pa.string()), reference().cast(pa.string())
+    return pc.if_else(pc.equal(theirs, ours), pa.scalar(None, pa.string()), theirs)
+
+
+def _layouts(candidate: Side, rows: Any) -> Any:
+    """Return the layouts in which the candidate's tensors are read, where they are stored in another one."""
+    if not isinstance(candidate, Translated):
+        return pa.nulls(len(rows), pa.string())
     relaid = candidate.relaid[rows]
     layouts = [
         candidate.reading(row).words() or None if there else None for row, there in zip(rows, relaid, strict=True)
     ]
-    return found | {"layout": pa.array(layouts, pa.string())}
+    return pa.array(layouts, pa.string())
 
 
 def _marks(count: int, births: Sequence[Finding]) -> Any:
@@ -172,21 +185,17 @@ def _texts(count: int, births: Sequence[Finding], text_of: Callable[[Finding], s
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(words, pa.string()))
 
 
-def _measured(count: int, measures: Measures) -> dict[str, Any]:
-    """Return numbers that only whole tensors have: known for equal pairs, and for measured ones."""
-    same = np.where(measures.equal, 0.0, np.nan)
-    columns = {name: same.copy() if name in _NOTHING else np.full(count, np.nan) for name in _MEASURED}
+def _measured(count: int, measures: Measures, name: str) -> Any:
+    """Return a number that only whole tensors have: known for equal pairs, and for measured ones."""
+    numbers = np.where(measures.equal, 0.0, np.nan) if name in _NOTHING else np.full(count, np.nan)
     for pair, found in measures.differences.items():
-        for name in _MEASURED:
-            columns[name][pair] = getattr(found, name)
-    return {name: _nullable(column) for name, column in columns.items()} | {
-        name: _indices(count, {pair: getattr(found, name) for pair, found in measures.differences.items()})
-        for name in ("max_abs_index", "row_index")
-    }
+        numbers[pair] = getattr(found, name)
+    return _nullable(numbers)
 
 
-def _indices(count: int, known: Mapping[int, tuple[int, ...] | None]) -> Any:
+def _indices(count: int, measures: Measures, name: str) -> Any:
     """Return a column of indices by pair, null where there is none."""
-    if not known:
+    if not measures.differences:
         return pa.nulls(count, pa.list_(pa.int64()))
+    known = {pair: getattr(found, name) for pair, found in measures.differences.items()}
     return pa.array([known.get(pair) for pair in range(count)], pa.list_(pa.int64()))

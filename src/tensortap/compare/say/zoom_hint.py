@@ -18,7 +18,7 @@ def zoom_hint(comparison: Comparison, reference: Run, candidate: str | None = No
         return []
     if len({side.get("framework") for side in comparison.info.values()}) != 1:
         return []
-    kept = reference.records(rank=first.rank, module={first.module}, step=first.key.step, kind="input")
+    kept = reference.records(rank=first.rank, module={first.module}, step=first.key.step, kind="input", kept=True)
     if not any(record.location is not None for record in kept):
         return []
     sides = " ".join(filter(None, (comparison.reference, comparison.candidate if candidate is None else candidate)))
