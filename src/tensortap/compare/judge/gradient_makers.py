@@ -52,12 +52,12 @@ def makers_of_step(step: StepStructure, columns: RecordColumns, begin: int, end:
         if kind not in GRADIENT_KINDS or first < row:
             continue
         rows.append(row)
+        call = step.call_of(row) if kind == "grad_input" else None
+        if call is not None and not call.children:  # as `made_in` has it, for most records
+            calls.add((call.first_row,))
+            inner.add()
+            continue
         made_in = [call.first_row for call in step.made_in(row)]
         calls.add(made_in)
-        if kind != "grad_input":
-            inner.add()
-        elif (own := step.call_of(row)) is not None:
-            inner.add([call for call in made_in if call != own.first_row])
-        else:
-            inner.add(made_in)
+        inner.add(() if call is None else [each for each in made_in if each != call.first_row])
     return GradientMakers(np.array(rows, np.int64) - begin, calls.build(), inner.build())

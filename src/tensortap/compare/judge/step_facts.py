@@ -36,6 +36,10 @@ its sources are recorded after it, and are left out here."""
 KINDS_WITH_FACTS = ("input", "output", "grad_output", "grad_input", "param_grad", "param", "step_grad")
 
 
+_OF_LEAVES = {"output": ("input",), "grad_input": ("grad_output", "input", "output")}
+"""Kinds of the sources of a record, all of its own call, if that calls no others and no state is recorded."""
+
+
 @dataclass(frozen=True)
 class SummedFacts:
     """Records of the modules whose parameters have a gradient, while none at their outputs is recorded."""
@@ -68,7 +72,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
     kinds, first_seen = columns.kind, columns.first_seen
     modules: dict[tuple[int, int, int], dict[str, _ModuleFacts]] = {}
     in_scope: dict[str, _ModuleFacts] = {}
-    last = None
+    last, has_state = None, bool(step.parameters_of)
     summed: list[int] = []
     for place, (kind, scope, module, first) in enumerate(
         zip(kinds[rows], columns.scope[rows], columns.module[rows], first_seen[rows], strict=True)
@@ -95,6 +99,15 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
                 summed.append(row)
             sources.add(before)
             continue
+        call = step.call_of(row)
+        if call is not None and not has_state and not call.children and kind in _OF_LEAVES:
+            before = call.of(*_OF_LEAVES[kind])  # as `sources` has them, for most records
+            if before and max(before) >= row:
+                flags[place] = FOLLOWED
+                before = [source for source in before if source < row]
+            sources.add(before)
+            flags[place] |= own.flags
+            continue
         found = step.sources(row)
         before = found.rows
         if before and max(before) >= row:
@@ -103,7 +116,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
         if found.sent:
             sent[place] = tuple(source - begin for source in found.sent)
         flag = own.flags | FOLLOWED * (len(before) < len(found.rows))
-        if (call := step.call_of(row)) is not None:
+        if call is not None:
             flag |= BY_CONTAINER * _is_made_by_container(call, kind)
             if kind == "grad_output" and call.parent is None and not call.children:
                 flag |= UNSEEN * step.has_gradients_beside(scope, module)
@@ -116,12 +129,13 @@ class _ModuleFacts:
 
     def __init__(self, step: StepStructure, columns: RecordColumns, scope: tuple[int, int, int], module: str) -> None:
         has_state = bool(step.parameters_of) and (*scope[:2], module) in step.parameters_of
-        gradients = step.own_gradients.get((scope, module), ())
+        place = scope, module
+        gradients = step.own_gradients.get(place, ())
         self.flags = HAS_STATE * has_state | HAS_PARAMETERS * (has_state or bool(gradients))
         self.sources_of_gradients: Sequence[int] = ()
         if gradients:
             self.sources_of_gradients = step.sources(gradients[0]).rows
-            own = step.calls_of_module.get((scope, module), ())
+            own = step.calls_of_module.get(place, ())
             self.flags_of_gradients = self.flags | BY_CONTAINER * any(call.children for call in own)
         self.has_gradients_at_outputs = any(columns.kind[row] == "grad_output" for row in self.sources_of_gradients)
         self._last_source = max(self.sources_of_gradients, default=-1)
