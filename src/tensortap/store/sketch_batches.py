@@ -55,20 +55,31 @@ class Sketches:
     def at(self, rows: Ints) -> Matrix:
         """Return the sketches of rows as a matrix, NaN where a row has none."""
         batches = np.searchsorted(self._ends, rows, "right")
+        if len(rows) and (batches == batches[0]).all():
+            return self._at(int(batches[0]), rows)
         found: Matrix | None = None
         for number in np.unique(batches).tolist():
             here = np.flatnonzero(batches == number)
-            matrix, which = self._unpacked(number)
-            begin = int(self._ends[number - 1]) if number else 0
-            places = which[rows[here] - begin]
+            matrix = self._at(number, rows[here])
             if found is None or found.shape[1] < matrix.shape[1]:
                 wider = np.full((len(rows), matrix.shape[1]), np.nan, np.float32)
                 if found is not None and found.shape[1]:
                     wider[:, : found.shape[1]] = found
                 found = wider
-            if matrix.size:
-                found[here] = np.where((places >= 0)[:, None], matrix[places], np.float32(np.nan))
+            if matrix.shape[1]:
+                found[here] = matrix
         return np.empty((len(rows), 0), np.float32) if found is None else found
+
+    def _at(self, number: int, rows: Ints) -> Matrix:
+        """Return the sketches of rows of one batch."""
+        matrix, which = self._unpacked(number)
+        places = which[rows - (int(self._ends[number - 1]) if number else 0)]
+        if not matrix.size:
+            return np.full((len(rows), matrix.shape[1]), np.nan, np.float32)
+        found = matrix[places]
+        if (places < 0).any():
+            found[places < 0] = np.nan
+        return found
 
     def release(self) -> None:
         """Release the batches that were read; later requests read them again."""

@@ -173,9 +173,16 @@ class StepJudge(PairJudge):
         for row, rule in zip(rows.tolist(), rules, strict=True):
             self.status[row], self.rule[row] = "close", names[rule]
         self._note_right(chunk, places)
-        copied = begin + np.flatnonzero(chunk.ways[begin:end] == COPIED)
-        for row in chunk.rows[copied].tolist():
-            self._copy_judgement(row, self.structure.first_seen[row])
+        copied = chunk.rows[begin + np.flatnonzero(chunk.ways[begin:end] == COPIED)]
+        firsts = self._first_seen[copied]
+        if self.ties:
+            for row, first in zip(copied.tolist(), firsts.tolist(), strict=True):
+                self._copy_judgement(row, first)
+            return
+        np.frombuffer(self.tolerance)[copied] = np.frombuffer(self.tolerance)[firsts]
+        status, rule = self.status, self.rule
+        for row, first in zip(copied.tolist(), firsts.tolist(), strict=True):  # none is wrong: they are sources
+            status[row], rule[row] = status[first], rule[first]
 
     def _call_right(self, chunk: Chunk, place: int, row: int) -> None:
         self.status[row], self.rule[row] = "close", chunk.names[chunk.rules[place]]

@@ -221,12 +221,5 @@ def rounding_of_sum(pairs: PairColumns) -> Floats:
 def noise_of_unrecorded_parameters(pairs: PairColumns) -> Floats:
     found = np.zeros(len(pairs.rows))
     meant = np.flatnonzero(~pairs.has(HAS_STATE))
-    modules, steps = pairs.evidence.structure.modules_and_steps(pairs.rows[meant])
-    places, which = np.unique(np.stack([modules, steps]), axis=1, return_inverse=True)
-    words = pairs.evidence.structure.module_words
-    noise = [
-        pairs.evidence.noise_before(words[module], step) if step else 0.0
-        for module, step in zip(*places.tolist(), strict=True)
-    ]
-    found[meant] = np.array(noise, float)[which.reshape(-1)]
+    found[meant] = pairs.evidence.noise_before_steps(*pairs.evidence.structure.modules_and_steps(pairs.rows[meant]))
     return found

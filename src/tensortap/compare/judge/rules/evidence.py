@@ -87,6 +87,32 @@ class Evidence:
             return 0.0
         return self.noise_before(module, step)
 
+    def noise_before_steps(self, modules: Ints, steps: Ints) -> Floats:
+        """Return `noise_before` in columns, by codes of modules; 0 for the first step of all."""
+        known, noise, width = self._noise_by_place
+        frozen = np.array([word in self.structure.frozen for word in self.structure.module_words], bool)
+        of = np.where(frozen[modules], -1, modules) + 1  # 0: all modules
+        place = np.searchsorted(known, of * width + np.minimum(steps, width - 1)) - 1
+        found = np.zeros(len(of))
+        if len(known):
+            is_known = (place >= 0) & (known[place] // width == of) & (steps != 0)
+            found[is_known] = noise[place[is_known]]
+        return found
+
+    @cached_property
+    def _noise_by_place(self) -> tuple[Ints, Floats, int]:
+        """The worst gradient noise up to each module and step that has gradients: places as numbers, in order, the
+        noise, and the factor of the module in a place."""
+        codes = {word: code for code, word in enumerate(self.structure.module_words, 1)}
+        width = 2 + max((steps[-1] for steps, _ in self._worst_gradients.values() if steps), default=0)
+        places: list[Ints] = []
+        noise: list[float] = []
+        for code, word in sorted((0 if word is None else codes[word], word or "") for word in self._worst_gradients):
+            steps, worst = self._worst_gradients[word if code else None]
+            places.append(code * width + np.array(steps, np.int64))
+            noise += [each**0.5 for each in worst]
+        return np.concatenate(places) if places else np.empty(0, np.int64), np.array(noise, float), width
+
     def noise_before(self, module: str, step: int) -> float:
         """Return the error that gradient noise of the steps before one may have caused in a module's parameters."""
         known = None if module in self.structure.frozen else module  # a frozen one that moves averages others
