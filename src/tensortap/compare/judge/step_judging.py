@@ -107,8 +107,6 @@ class StepJudge(PairJudge):
             found |= np.isin(chunk.rows, list(self.pairs.other_gelus))
         if self.pairs.choices is not None:
             found |= self.structure.integers[chunk.rows]
-        if self.pairs.choices is not None:
-            found |= self.structure.integers[chunk.rows]
         return found
 
     def _with_other_sources(self, part: StepPart) -> list[int]:

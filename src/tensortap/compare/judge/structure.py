@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from hashlib import blake2b
 from itertools import pairwise, repeat
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.by_step import ByStep
 from tensortap.compare.judge.gradient_makers import GradientMakers, makers_of_step
 from tensortap.compare.judge.step_facts import StepFacts, facts_of_step
+from tensortap.compare.judge.step_patterns import ByPattern, digest_of_records
 from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
 
 __all__ = ["CallRows", "Ints", "Spot", "Structure"]
@@ -35,7 +35,6 @@ _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
 _STEPS_KEPT = 4
 """Steps whose calls are kept; records are judged in order, and state of the step before belongs to a step."""
-_PATTERNS_KEPT = 16
 
 
 class Structure:
@@ -51,11 +50,11 @@ class Structure:
         self._renamed = renamed or {}
         self._rows = rows
         self._kept: OrderedDict[int, StepStructure] = OrderedDict()
-        self._patterns: OrderedDict[Hashable, dict[int, Sources]] = OrderedDict()
+        self._patterns: ByPattern[dict[int, Sources]] = ByPattern()
         self._pattern_of: tuple[int, dict[int, Sources]] = -1, {}
-        self._facts: OrderedDict[Hashable, StepFacts] = OrderedDict()
+        self._facts: ByPattern[StepFacts] = ByPattern()
         self._signature_of: tuple[int, Hashable] = -1, None
-        self._makers: OrderedDict[Hashable, GradientMakers] = OrderedDict()
+        self._makers: ByPattern[GradientMakers] = ByPattern()
 
     # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
     # which lists and views return fastest; equal elements of a list are one object.
@@ -136,8 +135,7 @@ class Structure:
 
     def modules_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of the modules of rows in `module_words`, and their steps."""
-        own = self._rows[rows]
-        return np.asarray(self._side.module.codes[own], np.int64), np.asarray(self._side.step[own], np.int64)
+        return np.asarray(self._side.module.codes[self._rows[rows]], np.int64), self.ranks_and_steps(rows)[1]
 
     def ranks_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
         own = self._rows[rows]
@@ -152,8 +150,7 @@ class Structure:
 
     def are_at_root(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which rows are of the model itself."""
-        words = self._side.module.words
-        return np.array([not word for word in words], bool)[self._side.module.codes[self._rows[rows]]]
+        return np.array([not word for word in self.module_words], bool)[self._side.module.codes[self._rows[rows]]]
 
     def are_at_start(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which rows are of the first step that the reference has."""
@@ -192,12 +189,9 @@ class Structure:
         """Release what was worked out. It is worked out again if it is asked for."""
         for name in [name for name, value in vars(type(self)).items() if isinstance(value, cached_property)]:
             vars(self).pop(name, None)
-        self._kept.clear()
-        self._patterns.clear()
-        self._pattern_of = -1, {}
-        self._facts.clear()
-        self._makers.clear()
-        self._signature_of = -1, None
+        for kept in (self._kept, self._patterns, self._facts, self._makers):
+            kept.clear()
+        self._pattern_of, self._signature_of = (-1, {}), (-1, None)
 
     # --- steps ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -377,19 +371,19 @@ class Structure:
     @cached_property
     def kinds_in_step(self) -> dict[tuple[int, int], set[str]]:
         """Kinds of the records of a step, by rank and step."""
-        side = self._side
         found: dict[tuple[int, int], set[str]] = {}
-        for rank, step, kind in distinct(self._at(side.rank), self._at(side.step), self._at(side.kind.codes)):
-            found.setdefault((rank, step), set()).add(side.kind.words[kind])
+        for (rank, step, _), kind in sorted(self.kinds_in_pass):
+            found.setdefault((rank, step), set()).add(kind)
         return found
 
     @cached_property
     def kinds_in_pass(self) -> set[tuple[tuple[int, int, int], str]]:
         """Each rank, step and micro step, with each kind of its records."""
-        side = self._side
-        columns = (side.rank, side.step, side.pass_number, side.kind.codes) if len(self._rows) else ()
-        found = distinct(*map(self._at, columns)) if columns else []
-        return {((rank, step, micro), side.kind.words[kind]) for rank, step, micro, kind in found}
+        if not len(self._rows):
+            return set()
+        columns = self._side.rank, self._side.step, self._side.pass_number, self._side.kind.codes
+        found = distinct(*map(self._at, columns))
+        return {((rank, step, micro), self.kind_words[kind]) for rank, step, micro, kind in found}
 
     def has_forward(self, row: int) -> bool:
         """Whether anything of a forward pass was paired in a row's step, on its rank."""
@@ -466,34 +460,19 @@ class Structure:
 
     def facts(self, number: int) -> tuple[int, StepFacts]:
         """Return the first row of a step, and its facts, relative to that row."""
-        begin, signature = self._begins[number], self._signature(number)
-        if signature not in self._facts:
-            self._facts[signature] = facts_of_step(self._step(number), self, begin, self._ends[number])
-        self._facts.move_to_end(signature)
-        while len(self._facts) > _PATTERNS_KEPT:
-            self._facts.popitem(last=False)
-        return begin, self._facts[signature]
+        begin, end = self._begins[number], self._ends[number]
+        found = self._facts.get(self._signature(number), lambda: facts_of_step(self._step(number), self, begin, end))
+        return begin, found
 
     def gradient_makers(self, number: int) -> GradientMakers:
         """Return the calls that made the gradients of a step; rows are counted from the first of the step."""
-        signature = self._signature(number)
-        if signature not in self._makers:
-            columns = self._begins[number], self._ends[number]
-            self._makers[signature] = makers_of_step(self._step(number), self, *columns)
-        self._makers.move_to_end(signature)
-        while len(self._makers) > _PATTERNS_KEPT:
-            self._makers.popitem(last=False)
-        return self._makers[signature]
+        begin, end = self._begins[number], self._ends[number]
+        return self._makers.get(self._signature(number), lambda: makers_of_step(self._step(number), self, begin, end))
 
     def _pattern(self, number: int) -> dict[int, Sources]:
         """Return the sources of a step's rows that are known, relative to its first: of all steps that are alike."""
         if self._pattern_of[0] != number:
-            signature = self._signature(number)
-            found = self._patterns.setdefault(signature, {})
-            self._patterns.move_to_end(signature)
-            while len(self._patterns) > _PATTERNS_KEPT:
-                self._patterns.popitem(last=False)
-            self._pattern_of = number, found
+            self._pattern_of = number, self._patterns.get(self._signature(number), dict[int, Sources])
         return self._pattern_of[1]
 
     def _signature(self, number: int) -> Hashable:
@@ -516,11 +495,4 @@ class Structure:
 
     def _records_of(self, number: int) -> bytes:
         begin, end = self._begins[number], self._ends[number]
-        side, rows = self._side, self._rows[begin:end]
-        columns = [names.codes[rows] for names in (side.module, side.kind, side.path)]
-        columns += [side.call[rows], side.pass_number[rows], side.seq[rows] - side.seq[rows[0]]]
-        columns.append(self._first_seen[begin:end] - begin)
-        found = blake2b(digest_size=16)
-        for column in columns:
-            found.update(np.ascontiguousarray(column, np.int64).data)
-        return found.digest()
+        return digest_of_records(self._side, self._rows[begin:end], self._first_seen[begin:end] - begin)
