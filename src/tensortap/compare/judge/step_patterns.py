@@ -25,6 +25,9 @@ class ByPattern(Generic[_ValueT]):
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, _ValueT] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def get(self, pattern: Hashable, make: Callable[[], _ValueT]) -> _ValueT:
         """Return the value of a pattern, which is made if there is none."""
         if pattern not in self._kept:
