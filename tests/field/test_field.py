@@ -93,6 +93,12 @@ def test_an_optimizer_is_named_beside_padding_before_the_text(bench: Bench, way:
     assert not (said := failures(outcomes, "exact")), said
 
 
+def test_a_router_that_sorts_tokens_is_named(bench: Bench) -> None:
+    tried = [mistake for mistake in MISTAKES if (mistake.family, mistake.name) == ("jetmoe", "softmax-over-all")]
+    outcomes = [bench.judged(mistake, "attention", "tensors") for mistake in tried]
+    assert tried and not (said := failures(outcomes, "exact")), said
+
+
 def test_right_runs_with_tokens_sorted_by_expert_do_not_alarm(bench: Bench) -> None:
     """A token whose experts are tied takes them in another order, which moves all tokens after it."""
     tried = [pair for pair in RIGHT if (pair.family, pair.setting) == ("jetmoe", "autocast")]

@@ -123,8 +123,8 @@ def open_comparison(
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
-    if born and not (missing or extra):
-        unread = find_unread(judgement, pairs, structure, policy, born)
+    if born and not extra:
+        unread = find_unread(judgement, pairs, structure, policy, born, cut=bool(missing))
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)

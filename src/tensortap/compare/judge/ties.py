@@ -93,9 +93,9 @@ class Ties:
         tokens are known, so that the others can be judged."""
         reader = self._evidence.pairs.choices
         for each in call.of(kind):
-            if each in self.choices or reader is None or not reader.may_be_choice(each):
+            if each in self.choices or reader is None or self._evidence.pairs.equal[each]:
                 continue
-            if reader.knows_tokens(each):
+            if reader.may_be_choice(each) and reader.knows_tokens(each):
                 self.status_of_choice(each, self._evidence.structure.sources(each))
         return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 

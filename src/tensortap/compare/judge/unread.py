@@ -32,6 +32,7 @@ AGREES = "no difference of the forward pass reaches it"
 _FORWARD = ("input", "output")
 _AFTER_BACKWARD = ("param", "buffer", "step_grad")
 _LEAST_GRADIENTS = 8
+_FIRST = 2
 _AGREES, _MOST_OFF = 64.0, 2.0**-5
 """Times its own rounding that a weight's gradient may be off: a sum over all positions rounds 4 times as much as a
 layer, and passes on 16 times the rounding of layers before. But never more than 4 epsilons of bfloat16, which is one
@@ -67,19 +68,32 @@ class UnreadDifferences:
 
 
 def find_unread(
-    judgement: Judgement, pairs: Pairs, structure: Structure, policy: Policy, births: Iterable[Finding]
+    judgement: Judgement,
+    pairs: Pairs,
+    structure: Structure,
+    policy: Policy,
+    births: Iterable[Finding],
+    cut: bool = False,
 ) -> UnreadDifferences:
     """Return the wrong rows up to the first mistake of an optimizer, if all began in forward passes with a mask, and
     nothing reads them.
 
     Gradients on the way may be off by more than rounding, as all that follows something wrong is judged; those of the
     parameters, where they end, may not.
+
+    cut: whether a gradient is missing. Then only the first gradients of a backward are asked, which depend on all of
+    its forward, and only differences of the forward are left unread.
     """
     where = judgement.having(*WRONG_STATUSES)
     births, last = _until_optimizer(list(births), structure)
     if last is not None:
         where &= np.array([scope[1] <= last for scope in structure.scope], bool)
         where &= np.array([kind not in _AFTER_BACKWARD for kind in structure.kind], bool)
+    if cut:
+        where &= np.array([kind in _FORWARD for kind in structure.kind], bool)
+        births = [birth for birth in births if birth.row is not None and structure.kind[birth.row] in _FORWARD]
+    if any(birth.row is not None and structure.kind[birth.row] == "param_grad" for birth in births):
+        return UnreadDifferences()
     if not where.any() or (where & (pairs.reshaped | pairs.nonfinite)).any():
         return UnreadDifferences()
     wrong = np.flatnonzero(where).tolist()
@@ -107,7 +121,9 @@ def find_unread(
         for row, kind in enumerate(structure.kind)
         if kind == "param_grad" and (last is None or structure.scope[row][1] <= last)
     ]
-    if len(gradients) < _LEAST_GRADIENTS or not scopes <= {structure.scope[row] for row in gradients}:
+    if cut:
+        gradients = _first_of_backward(gradients, pairs, structure)
+    if len(gradients) < (1 if cut else _LEAST_GRADIENTS) or not scopes <= {structure.scope[row] for row in gradients}:
         return UnreadDifferences()
     known = _right_before(gradients, pairs, structure, scopes)
     # In a short dtype, rounding moves choices of experts. A token with another expert moves gradients by any amount.
@@ -144,6 +160,15 @@ def _until_optimizer(births: list[Finding], structure: Structure) -> tuple[list[
         and structure.kind[birth.row] not in _AFTER_BACKWARD
     ]
     return before, last
+
+
+def _first_of_backward(gradients: list[int], pairs: Pairs, structure: Structure) -> list[int]:
+    """Return for each forward pass the gradients of the matrices that its backward reached first."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for row in gradients:
+        if pairs.dimensions[row] > 1:
+            found.setdefault(structure.scope[row], []).append(row)
+    return [row for rows in found.values() for row in sorted(rows, key=structure.seq.__getitem__)[:_FIRST]]
 
 
 def _only_hidden(row: int | None, pairs: Pairs, structure: Structure) -> bool:
