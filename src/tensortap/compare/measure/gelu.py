@@ -25,7 +25,7 @@ SHORT_DTYPES = frozenset({"bfloat16", "float16"})
 """Longer ones show the difference by its size."""
 _SAMPLE = 1 << 15
 """Elements that are read of a tensor."""
-_LEAST_ELEMENTS = 256
+_LEAST_ELEMENTS, _FEW = 256, 1024
 _MOST_OFF = 2.0**-6
 """Relative error up to which a tensor counts as a GELU of another: rounding, in several operations, and not SiLU."""
 _SURE = 0.15
@@ -34,6 +34,8 @@ _LEAST_APART = 0.75
 """How far apart the fits of both sides must be: 1, less what fast kernels of erf add."""
 _MOST_TRIED = 512
 """Pairs that are fitted in one comparison, in execution order: a wrong activation is wrong in every layer."""
+_LEAST = -0.175
+"""The least value of a GELU is -0.17."""
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -66,16 +68,15 @@ def _fitted(given: Array, made: Array) -> _Fit | None:
     """Fit a tensor to both functions of another; None if it is neither."""
     if given.size != made.size or given.size < _LEAST_ELEMENTS:
         return None
-    every = max(1, given.size // _SAMPLE)
-    x, y = (each.reshape(-1)[::every].astype(np.float64) for each in (given, made))
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    begin = max(0, given.size - _SAMPLE) // 2
+    x, y = (each.reshape(-1)[begin : begin + _SAMPLE].astype(np.float64) for each in (given, made))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or not _is_roughly_gelu(x[:_FEW], y[:_FEW]):
         return None
     # Equal inputs are rounded alike, so they count once.
     x, places, times = np.unique(x, return_inverse=True, return_counts=True)
     y = np.bincount(places.reshape(-1), y) / times
     exact = 0.5 * x * (1 + np.asarray(_erf(x / math.sqrt(2)), np.float64))
-    approximate = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    apart, off, size = approximate - exact, y - exact, float((times * exact**2).sum())
+    apart, off, size = _approximate(x) - exact, y - exact, float((times * exact**2).sum())
     if not size or (times * off**2).sum() > _MOST_OFF**2 * size:
         return None
     weights = times / (np.abs(exact) + 0.1) ** 2  # large numbers are rounded more
@@ -85,6 +86,16 @@ def _fitted(given: Array, made: Array) -> _Fit | None:
     share = float((weights * apart * off).sum()) / total
     rest = off - share * apart
     return _Fit(share, float(np.sqrt(((weights * apart * rest) ** 2).sum())) / total)
+
+
+def _approximate(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+def _is_roughly_gelu(x: Array, y: Array) -> bool:
+    """Whether numbers are a GELU of others, of any kind and with any rounding."""
+    expected = _approximate(x)
+    return bool(np.linalg.norm(y - expected) <= 2 * _MOST_OFF * np.linalg.norm(expected))
 
 
 def other_gelus_between(
@@ -103,20 +114,28 @@ def other_gelus_between(
     for side, rows in sides:
         where &= side.dtype.among(SHORT_DTYPES)[rows] & side.phase.among(("forward",))[rows] & side.kept[rows]
     where &= reference.kind.among(("output",))[alignment.reference]
+    where &= reference.min[alignment.reference] >= _LEAST
 
     def arrays(pair: int) -> tuple[Array, Array]:
         return reference.array(int(alignment.reference[pair])), candidate.array(int(alignment.candidate[pair]))
 
-    def kept(pair: int) -> bool:
-        return all(bool(side.kept[int(rows[pair])]) for side, rows in sides)
+    def fits(given: int, made: int) -> bool:
+        """Whether a pair may be a GELU of another, as far as the ranges of the reference show."""
+        x, y = int(alignment.reference[given]), int(alignment.reference[made])
+        kept = all(bool(side.kept[int(rows[given])]) for side, rows in sides)
+        if not kept or reference.shape(x) != reference.shape(y):
+            return False
+        return _is_roughly_gelu(np.array([float(reference.max[x])]), np.array([float(reference.max[y])]))
 
-    for pair in np.flatnonzero(where)[:_MOST_TRIED].tolist():
-        shape = reference.shape(int(alignment.reference[pair]))
-        for given in _inputs(pair, structure):
-            if reference.shape(int(alignment.reference[given])) == shape and kept(given):
-                if are_other_gelus(arrays(given), arrays(pair)):
-                    found.add(pair)
-                break
+    tried = 0
+    for pair in np.flatnonzero(where).tolist():
+        given = next((each for each in _inputs(pair, structure) if fits(each, pair)), None)
+        if given is None:
+            continue
+        if are_other_gelus(arrays(given), arrays(pair)):
+            found.add(pair)
+        if (tried := tried + 1) == _MOST_TRIED:
+            break
     return found
 
 
