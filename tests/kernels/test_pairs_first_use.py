@@ -11,7 +11,9 @@ USE = "import numpy; from tensortap.kernels.pairs import cpu as pairs; a = numpy
 
 def test_without_a_cache_folder_it_compiles_and_logs() -> None:
     code = f"import numba.core.caching as c; c.CacheImpl._locator_classes = []; {USE}"
-    env = os.environ | {"NUMBA_OPT": "0"}  # compiles in half the time
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=env)
+    quick = os.environ | {"NUMBA_OPT": "0"}  # compiles in half the time
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=quick
+    )
     assert "equal=True" in done.stdout
     assert done.stderr.count("compiling its pair kernel for 64-bit numbers") == 1
