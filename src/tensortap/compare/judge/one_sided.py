@@ -91,7 +91,10 @@ def find_missing_gradients(
         cut_off = DetachedKeys(matched, {"input": "inputs", "output": "outputs"})
         outside = DetachedKeys(matched, {"output": "outputs_of_detached"})
         isolation = Isolation(callers=callers, cut_off=cut_off, outside=outside)
-    ends = _find_ends(matched, structure, isolation, certain) or _find_ends(matched, structure, isolation, missing)
+    by_names = matched.plan is None and not knows_detached(matched)
+    ends: dict[int, Finding] = {}
+    for rows in (certain, missing):
+        ends = ends or _find_ends(matched, structure, isolation, rows, by_names)
     return ends or {row: _missing_finding(matched, row, key, None)}
 
 
@@ -166,7 +169,7 @@ def _missing_rows(
     alone = matched.alignment.only_reference
     rows = alone[left.kind.among(kinds)[alone]]
     came = structure.kinds_in_pass if len(rows) else set()
-    ran = _ran(matched, structure, rows)
+    ran = _ran(matched, rows)
     values = alone[left.kind.among(("input", "output"))[alone]] if len(rows) else alone[:0]
     lost = {left.key(row) for row in values.tolist()}
     missing = []
@@ -199,16 +202,21 @@ def _certain(matched: Matched, rows: Sequence[tuple[int, Key]]) -> list[tuple[in
     return [(row, key) for row, key in rows if matched.is_certain(key.module)]
 
 
-def _ran(matched: Matched, structure: Structure, rows: Ints) -> Sequence[bool | None]:
+def _ran(matched: Matched, rows: Ints) -> Sequence[bool | None]:
     """Return of gradients whether their calls ran on both sides, in columns; None where names do not show it."""
-    if matched.plan is not None or not len(rows):
-        return [None] * len(rows)
-    side = matched.reference
+    return [None] * len(rows) if matched.plan is not None else _have_calls_with(matched, rows, "output")
+
+
+def _have_calls_with(matched: Matched, rows: Ints, kind: str) -> Sequence[bool | None]:
+    """Return of the reference's gradients whether a record of a kind is paired that is of their calls; for a
+    parameter's, of any call of its module in that pass."""
+    if not len(rows):
+        return []
+    side, paired = matched.reference, matched.alignment.reference
+    wanted = paired[side.kind.among((kind,))[paired]]
     names = ("rank", "step", "pass_number")
-    paired = matched.alignment.reference
-    outputs = paired[side.kind.among(("output",))[paired]]
-    places = [[*(getattr(side, name)[at] for name in names), side.module.codes[at]] for at in (rows, outputs)]
-    called = [[*columns, side.call[at]] for columns, at in zip(places, (rows, outputs), strict=True)]
+    places = [[*(getattr(side, name)[at] for name in names), side.module.codes[at]] for at in (rows, wanted)]
+    called = [[*columns, side.call[at]] for columns, at in zip(places, (rows, wanted), strict=True)]
     of_parameters = side.kind.among(("param_grad",))[rows]
     found: list[bool | None] = np.where(of_parameters, are_among(*places), are_among(*called)).tolist()
     return found
@@ -268,8 +276,17 @@ def _is_expected(key: Key, parameters: Parameters | None) -> bool:
 
 
 def _find_ends(
-    matched: Matched, structure: Structure, isolation: Isolation, rows: Sequence[tuple[int, Key]]
+    matched: Matched,
+    structure: Structure,
+    isolation: Isolation,
+    rows: Sequence[tuple[int, Key]],
+    by_names: bool = False,
 ) -> dict[int, Finding]:
+    """Return findings for the modules at which gradients end, by the reference's rows.
+
+    by_names: callers are the modules around by name, and it is not known which values are outside the graph. Then
+    columns show most of it, without the calls of each step.
+    """
     missing = {key[:6] for _, key in rows}
     # Some inputs never need a gradient, such as tables of angles: only one that the reference has can be lost.
     lost = None
@@ -277,18 +294,40 @@ def _find_ends(
         lost = {matched.reference.key(row) for row in matched.alignment.only_reference.tolist()}
     found: dict[int, Finding] = {}
     named: set[str] = set()
-    for row, key in rows:
+    around: set[str] = set()
+    """All modules around those that are named."""
+    numbers = np.array([row for row, _ in rows], np.int64)
+    reached = _have_calls_with(matched, numbers, "grad_output") if by_names else [None] * len(rows)
+    for (row, key), is_reached in zip(rows, reached, strict=True):
         if key.module in named:
             continue
-        module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
+        if (
+            by_names
+            and key.kind == "grad_output"
+            and named
+            and all(name in named or name in around for name in _around(key.module))
+        ):
+            continue  # whichever of these modules called it, it is not to blame
+        if is_reached is None or key.kind == "grad_output":
+            module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
+        else:
+            module = key.module if is_reached else None
         if module is None or module in named:
             continue
         # A gradient that ends inside a module never reaches the modules before it: containers are not to blame.
-        if key.kind != "param_grad" and any(not module or name.startswith(f"{module}.") for name in named):
+        if key.kind != "param_grad" and module in around:
             continue
         named.add(module)
+        around.update(_around(module))
         found[row] = _missing_finding(matched, row, key, module if module != key.module else None)
     return found
+
+
+def _around(module: str) -> Iterator[str]:
+    """Yield the names of the modules around one, from the inside out."""
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
 
 
 def _missing_finding(matched: Matched, row: int, key: Key, container: str | None) -> Finding:
