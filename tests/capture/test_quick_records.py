@@ -40,6 +40,7 @@ CAUSES = (
     "two",
     "input",
     "type",
+    "strides",
 )
 STEPS = 40
 
@@ -86,6 +87,8 @@ def record(path: Path, device: str, seed: int, causes: Sequence[str] = CAUSES) -
         for _ in range(STEPS):
             model.todo = choose.choice(causes) if choose.random() < 0.4 else "plain"
             x = torch.randn(3 if model.todo == "shape" else 2, 4, 6, device=device)
+            if model.todo == "strides":
+                x = x.transpose(0, 1).contiguous().transpose(0, 1)
             if model.todo == "two":
                 model(x)["y"].sum().backward()
             if model.todo == "hook":

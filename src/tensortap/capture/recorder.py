@@ -168,6 +168,8 @@ class Recorder:
             return False
         if slot.keep == "summary" and self._copies_small:
             memory = self._framework.host_memory(tensor, slot.likely)
+            if memory is None and (gathered := self._framework.gathered(tensor, MOST_COPIED)) is not None:
+                memory = gathered[1]
             small = memory is not None and memory[0].nbytes <= MOST_COPIED
             if memory is not None and small and self._framework.device_reader(tensor) is None:
                 slot.likely = memory[0]

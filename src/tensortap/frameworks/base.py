@@ -247,6 +247,12 @@ class TensorValues(Protocol):
         in the step before.
         """
 
+    def gathered(self, tensor: Any, most: int) -> tuple[Any, HostMemory] | None:
+        """Do as `host_memory` for a tensor of at most `most` bytes whose elements are not neighbours.
+
+        They are gathered in an array, which is returned as well, since it must exist while they are read there.
+        """
+
     def hold_tokens(self) -> TokenHold:
         """Return a new, empty hold on the tokens that `host_memory` returns."""
 

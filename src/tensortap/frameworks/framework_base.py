@@ -175,6 +175,9 @@ class FrameworkBase:
     def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
         return None
 
+    def gathered(self, tensor: Any, most: int) -> tuple[Any, HostMemory] | None:
+        return None
+
     def hold_tokens(self) -> TokenHold:
         return _NoTokens()
 

@@ -235,9 +235,9 @@ static int forget(Copies *self)
     return effect(PyObject_CallMethodNoArgs(self->held, s_clear));
 }
 
-/* Copy a tensor, or find its copy. `found` has its token. `remembered` as in `TensorCopies.take`; `storage` may be NULL
-   without it. */
-static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, Copy *found, int remembered)
+/* Copy a tensor, or find its copy. `found` has its token, and `source` is where its elements are. `remembered` as in
+   `TensorCopies.take`; `storage` may be NULL without it. */
+static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, const void *source, Copy *found, int remembered)
 {
     size_t place = 0;
     if (remembered) {
@@ -248,7 +248,7 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, Copy *fo
         const Copy *known = &self->table[place];
         if (known->storage) {
             const int64_t *item = (const int64_t *)(intptr_t)known->items + known->row * ITEM;
-            if (!memcmp((const void *)(intptr_t)found->address, (const void *)(intptr_t)item[0], (size_t)item[2])) {
+            if (!memcmp(source, (const void *)(intptr_t)item[0], (size_t)item[2])) {
                 *found = *known;
                 return 0;
             }
@@ -284,7 +284,7 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, Copy *fo
     item[1] = elements;
     item[2] = nbytes;
     memcpy(item + 3, (const void *)(intptr_t)layout, 4 * sizeof(int64_t));
-    memcpy((void *)(intptr_t)self->next, (const void *)(intptr_t)found->address, (size_t)nbytes);
+    memcpy((void *)(intptr_t)self->next, source, (size_t)nbytes);
     found->batch = self->batch;
     found->items = self->items;
     found->row = self->size++;
@@ -313,7 +313,7 @@ static PyObject *Copies_take(Copies *self, PyObject *args)
 {
     PyObject *tensor, *kind, *token, *storage = NULL;
     Copy copy = {0};
-    long long address, version, storage_at, again;
+    long long address, version, storage_at, identity;
     int remembered;
     if (!PyArg_ParseTuple(args, "O(O!LO)p", &tensor, TensorKind, &kind, &address, &token, &remembered)) {
         return NULL;
@@ -323,14 +323,15 @@ static PyObject *Copies_take(Copies *self, PyObject *args)
     remembered = remembered && token != Py_None;
     if (remembered) {
         PyObject *same;
-        if (!PyArg_ParseTuple(token, "OLLL", &same, &version, &storage_at, &again) ||
+        if (!PyArg_ParseTuple(token, "OLLL", &same, &version, &storage_at, &identity) ||
             (storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage)) == NULL) {
             return NULL;
         }
         copy.version = version;
         copy.storage = storage_at;
+        copy.address = identity; /* elements that are not neighbours were gathered elsewhere */
     }
-    int failed = copy_tensor(self, kind, storage, &copy, remembered);
+    int failed = copy_tensor(self, kind, storage, (const void *)(intptr_t)address, &copy, remembered);
     Py_XDECREF(storage);
     return failed ? NULL : as_copied_tensor(kind, &copy);
 }

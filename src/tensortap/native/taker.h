@@ -131,7 +131,8 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (result == 1) {
         int state = is_equal(GET(RecordSlot, slot, phase), s_state);
         int gradient = is_equal(GET(RecordSlot, slot, kind), s_param_grad);
-        result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, storage, &copy, !state) ? -1 : 1;
+        const void *source = (const void *)(intptr_t)copy.address;
+        result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, storage, source, &copy, !state) ? -1 : 1;
         if (result == 1 && gradient && GET(Recorder, self->recorder, compares_gradients) == Py_True) {
             PyObject *copied = as_copied_tensor(kind, &copy);
             if (copied == NULL ||

@@ -115,6 +115,20 @@ class TensorReading:
             # An inference tensor has no version.
             return (kind, address, None) if address and kind is not None and tensor.is_inference() else None
 
+    def gathered(self, tensor: torch.Tensor, most: int) -> tuple[Any, HostMemory] | None:
+        if type(tensor) not in PLAIN or not tensor.is_cpu:
+            return None
+        try:
+            kind, address = self._host_kinds.of(tensor), tensor.data_ptr()
+            if kind is None or kind.nbytes > most or not address:
+                return None
+            identity = hash((address, tensor.is_neg(), *tensor.stride()))
+            token = kind, tensor._version, tensor.untyped_storage()._cdata, identity
+        except RuntimeError:
+            return None
+        array = np.ascontiguousarray(self.host(tensor))
+        return array, (kind, int(array.ctypes.data), token)
+
     hold_tokens = StorageHold
 
     # --- devices -----------------------------------------------------------------------------------------------
