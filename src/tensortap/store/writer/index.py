@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from tensortap.core.records import Record
 from tensortap.core.sketches import FULL
 from tensortap.store.format import encode, encode_columns, index_schema, without_locations
@@ -342,9 +344,18 @@ class _Seen:
         self._below = 0
         self._others: set[int] = set()
 
-    def first(self, numbers: Iterable[int]) -> list[bool]:
+    def first(self, numbers: Iterable[int]) -> Sequence[bool]:
         """Add numbers; return for each whether it is new."""
-        return [self._add(number) for number in numbers]
+        if isinstance(numbers, np.ndarray) and not self._others:
+            all_of_them, places = np.unique(numbers, return_index=True)
+            places = places[all_of_them >= self._below]
+            # The usual case: the new ones follow the earlier ones without a gap.
+            if len(places) and all_of_them[0] >= 0 and all_of_them[-1] == self._below + len(places) - 1:
+                self._below += len(places)
+                first = np.zeros(len(numbers), bool)
+                first[places] = True
+                return cast(Sequence[bool], first)
+        return [self._add(int(number)) for number in numbers]
 
     def _add(self, number: int) -> bool:
         if 0 <= number < self._below or number in self._others:
