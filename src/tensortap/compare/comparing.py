@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
+from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.one_sided import (
@@ -63,6 +65,8 @@ class _Judged(NamedTuple):
     structure: Structure
     judgement: Judgement
     doubts: Doubts
+    judge_pairs: Callable[[Pairs], Judgement]
+    """Judges the pairs again, with other numbers."""
 
 
 def run_comparison(reference: Source, candidate: Source, options: ComparisonOptions) -> Comparison:
@@ -103,15 +107,17 @@ def open_comparison(
         structure = matched.structure()
         pairs = replace(pairs, other_gelus=matched.other_gelus(structure))
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
-        judgement, doubts = judge_certain(
-            pairs, structure, matched.levels, lambda known: judge(known, structure, policy, moved, without)
-        )
-        return _Judged(matched, pairs, policy, structure, judgement, doubts)
+
+        def judge_pairs(known: Pairs) -> Judgement:
+            return judge(known, structure, policy, moved, without)
+
+        judgement, doubts = judge_certain(pairs, structure, matched.levels, judge_pairs)
+        return _Judged(matched, pairs, policy, structure, judgement, doubts, judge_pairs)
 
     found = judged(plan)
     if found.doubts.modules and not found.judgement.born and (known := found.matched.paired_by_state(found.doubts)):
         found = judged(plan_of(reference, candidate, renames, rules, known))
-    matched, pairs, policy, structure, judgement, doubts = found
+    matched, pairs, policy, structure, judgement, doubts, judge_pairs = found
     name_rules(judgement, matched.allowances)
     inspector = PairDetails(
         matched.reference, matched.candidate, matched.alignment, matched.measures, (options.rtol, options.atol)
@@ -120,12 +126,27 @@ def open_comparison(
     missing = find_missing_gradients(matched, structure, judgement.affected_calls)
     extra = {**find_recomputations(matched), **find_extra_gradients(matched, structure)}
     parallel = ParallelEvidence.of(joining, matched)
+
+    def ranges(pair: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        ours, theirs = int(matched.alignment.reference[pair]), int(matched.alignment.candidate[pair])
+        sides = (matched.reference, ours), (matched.candidate, theirs)
+        one, other = ((float(side.min[row]), float(side.max[row])) for side, row in sides)
+        return one, other
+
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
     if born and not extra:
         unread = find_unread(judgement, pairs, structure, policy, born, cut=bool(missing))
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
+        right = set() if unread.rows else rows_with_right_extremes(judgement, pairs, structure, born, ranges)
+        if right:
+            pairs = with_right_extremes(pairs, right)
+            judgement = judge_pairs(pairs)
+            name_rules(judgement, matched.allowances)
+            matched.measures.limits |= pairs.limits
+            builder = matched.finding_builder(judgement, structure)
+            born = find_births(builder) or first_wrong_pair(builder)
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)
