@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["add_signed", "copy_bytes", "greater", "lesser", "never_inlined", "pointer", "take"]
+__all__ = ["add_signed", "add_some_signed", "copy_bytes", "greater", "lesser", "never_inlined", "pointer", "take"]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -56,22 +56,53 @@ def add_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any) -> An
     Sums and values are addresses of numbers of the dtype of `like`. numba cannot tell LLVM that the two do not
     overlap, so a loop in numba would stay scalar.
     """
-    real, bits = (ir.FloatType(), 32) if like.dtype == types.float32 else (ir.DoubleType(), 64)
-    numbers, whole, aligned = ir.VectorType(real, 8), ir.VectorType(ir.IntType(bits), 8), bits // 8
+    numbers, whole = _vectors(like)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        into = builder.inttoptr(args[1], numbers.as_pointer())
-        value = builder.load(builder.inttoptr(args[2], whole.as_pointer()), align=aligned)
-        one = args[3] if bits == 32 else builder.zext(args[3], _I64)
-        first = builder.insert_element(ir.Constant(whole, ir.Undefined), one, ir.Constant(_I32, 0))
-        spread = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, 8), [0] * 8))
-        moved = builder.shl(spread, ir.Constant(whole, [bits - 1 - j for j in range(8)]))
-        minus = builder.and_(moved, ir.Constant(whole, [1 << (bits - 1)] * 8))
-        signed = builder.bitcast(builder.xor(value, minus), numbers)
-        builder.store(builder.fadd(builder.load(into, align=aligned), signed), into, align=aligned)
+        value = builder.load(builder.inttoptr(args[2], whole.as_pointer()), align=like.dtype.bitwidth // 8)
+        _add_signed(builder, args[1], value, args[3], numbers, whole)
         return context.get_dummy_value()
 
     return types.void(like, types.intp, types.intp, types.uint32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def add_some_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any, first: Any, end: Any) -> Any:
+    """The same for the values from `first` to `end`. All eight are read, and the others count as zero."""
+    numbers, whole = _vectors(like)
+    bits = like.dtype.bitwidth
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = builder.load(builder.inttoptr(args[2], whole.as_pointer()), align=bits // 8)
+        lanes = ir.Constant(whole, list(range(8)))
+        bounds = [_spread(builder, builder.trunc(each, _I32) if bits == 32 else each, whole) for each in args[4:6]]
+        meant = builder.and_(builder.icmp_signed(">=", lanes, bounds[0]), builder.icmp_signed("<", lanes, bounds[1]))
+        value = builder.select(meant, value, ir.Constant(whole, [0] * 8))
+        _add_signed(builder, args[1], value, args[3], numbers, whole)
+        return context.get_dummy_value()
+
+    return types.void(like, types.intp, types.intp, types.uint32, types.int64, types.int64), generate
+
+
+def _vectors(like: Any) -> tuple[Any, Any]:
+    """Return the types of eight numbers, and of their bits."""
+    real = ir.FloatType() if like.dtype == types.float32 else ir.DoubleType()
+    return ir.VectorType(real, 8), ir.VectorType(ir.IntType(like.dtype.bitwidth), 8)
+
+
+def _spread(builder: Any, number: Any, whole: Any) -> Any:
+    first = builder.insert_element(ir.Constant(whole, ir.Undefined), number, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, 8), [0] * 8))
+
+
+def _add_signed(builder: Any, sums: Any, value: Any, signs: Any, numbers: Any, whole: Any) -> None:
+    bits = whole.element.width
+    into = builder.inttoptr(sums, numbers.as_pointer())
+    spread = _spread(builder, signs if bits == 32 else builder.zext(signs, _I64), whole)
+    moved = builder.shl(spread, ir.Constant(whole, [bits - 1 - j for j in range(8)]))
+    minus = builder.and_(moved, ir.Constant(whole, [1 << (bits - 1)] * 8))
+    signed = builder.bitcast(builder.xor(value, minus), numbers)
+    builder.store(builder.fadd(builder.load(into, align=bits // 8), signed), into, align=bits // 8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from tensortap.kernels.summary.rows import CODES, ROW, _compiled
+from tensortap.kernels.jit import compiled
+from tensortap.kernels.summary.elements import CODES, ROW
 from tensortap.kernels.vectors import pointer
 
 __all__ = ["integer_gaps", "integer_place", "whole_numbers"]
@@ -15,13 +16,13 @@ __all__ = ["integer_gaps", "integer_place", "whole_numbers"]
 _I64, _U64 = CODES["i64"], CODES["u64"]
 
 
-@_compiled()
+@compiled()
 def whole_numbers(codes: Any) -> Any:
     """Return whether both sides are 64-bit integers."""
     return (codes[0] == _I64 or codes[0] == _U64) and (codes[1] == _I64 or codes[1] == _U64)
 
 
-@_compiled()
+@compiled()
 def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
     """Return |c - r| of two 64-bit integers, given as bits: exact until the conversion of the result."""
     r_negative, c_negative = r_signed and np.int64(r) < 0, c_signed and np.int64(c) < 0
@@ -37,7 +38,7 @@ def _integer_gap(r: Any, c: Any, r_signed: bool, c_signed: bool) -> Any:
     return 2 * np.float64(half)
 
 
-@_compiled()
+@compiled()
 def integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: float) -> Any:
     """Return the sum of squared differences, the greatest difference, and the number outside the tolerance."""
     r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)
@@ -52,7 +53,7 @@ def integer_gaps(r_at: int, c_at: int, n: int, codes: Any, rtol: float, atol: fl
     return gap2, top, outside
 
 
-@_compiled()
+@compiled()
 def integer_place(r_at: int, c_at: int, n: int, codes: Any, top: float) -> Any:
     """Return the first position with this difference."""
     r, c = carray(pointer(r_at), ROW, np.uint64), carray(pointer(c_at), ROW, np.uint64)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from tensortap.kernels.jit import compiled
 from tensortap.kernels.pairs.integers import integer_gaps, whole_numbers
-from tensortap.kernels.summary.rows import ROW, _compiled
+from tensortap.kernels.summary.elements import ROW
 from tensortap.kernels.vectors import greater, never_inlined, pointer
 
 __all__ = [
@@ -47,12 +48,12 @@ _START, _ELEMENTS = 0, 1  # as in `rows`
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
-@_compiled()
+@compiled()
 def begin_lines(out: Any, length: int, floor2: float) -> None:
     out[_LENGTH], out[_FLOOR2], out[_WORST_AT] = length, floor2, -1
 
 
-@_compiled(fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _sums(r: Any, c: Any, n: int) -> Any:
     gap2 = size2 = 0.0
     for i in range(n):
@@ -63,7 +64,7 @@ def _sums(r: Any, c: Any, n: int) -> Any:
     return gap2, size2
 
 
-@_compiled(fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _squares(values: Any, n: int) -> Any:
     total = 0.0
     for i in range(n):
@@ -71,7 +72,7 @@ def _squares(values: Any, n: int) -> Any:
     return total
 
 
-@_compiled()
+@compiled()
 def _finite_squares(values: Any, n: int) -> Any:
     total = _squares(values, n)
     if np.isfinite(total):
@@ -83,12 +84,12 @@ def _finite_squares(values: Any, n: int) -> Any:
     return total
 
 
-@_compiled()
+@compiled()
 def _ratio(gap2: float, size2: float, floor2: float) -> Any:
     return gap2 / (size2 if size2 > floor2 else floor2) if gap2 > 0 else 0.0
 
 
-@_compiled()
+@compiled()
 def _close(out: Any, number: int) -> None:
     """Finish the open line."""
     never_inlined()
@@ -101,14 +102,14 @@ def _close(out: Any, number: int) -> None:
     out[_OPEN_GAP2] = out[_OPEN_SIZE2] = 0
 
 
-@_compiled()
+@compiled()
 def line_at(position: int, length: int) -> Any:
     """Return the number of an element's line, and how many elements the line has from there on."""
     number = position // length
     return number, length - (position - number * length)
 
 
-@_compiled()
+@compiled()
 def add_to_line(out: Any, number: int, gap2: float, size2: float, ends: bool) -> None:
     """Add sums to the open line."""
     out[_OPEN_GAP2] += gap2
@@ -117,7 +118,7 @@ def add_to_line(out: Any, number: int, gap2: float, size2: float, ends: bool) ->
         _close(out, number)
 
 
-@_compiled()
+@compiled()
 def add_lines(
     out: Any,
     number: int,
@@ -154,7 +155,7 @@ def add_lines(
         out[_OPEN_GAP2], out[_OPEN_SIZE2] = gaps[whole + 1], sizes[whole + 1]
 
 
-@_compiled()
+@compiled()
 def _two_lines(like: Any, at: Any, raw: Any, codes: Any, n: int, left: int, whole: Any, gaps: Any, sizes: Any) -> None:
     """Sum the shorter part, and take the other part's sums as the rest of the whole row's."""
     first_is_shorter = 2 * left <= n
@@ -168,7 +169,7 @@ def _two_lines(like: Any, at: Any, raw: Any, codes: Any, n: int, left: int, whol
     gaps[1 - place], sizes[1 - place] = rest_gap2, rest_size2
 
 
-@_compiled()
+@compiled()
 def _piece(like: Any, at: Any, raw: Any, codes: Any, part: Any) -> Any:
     begin, n = part
     r = carray(pointer(at[0] + begin * like.itemsize), ROW, like.dtype)
@@ -179,7 +180,7 @@ def _piece(like: Any, at: Any, raw: Any, codes: Any, part: Any) -> Any:
     return gap2, size2
 
 
-@_compiled(fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _many_lines(
     like: Any, at: Any, raw: Any, codes: Any, n: int, left: int, length: int, gaps: Any, sizes: Any
 ) -> None:
@@ -206,7 +207,7 @@ def _many_lines(
             some = min(length, n - done)
 
 
-@_compiled()
+@compiled()
 def _worst_of(gaps: Any, sizes: Any, whole: int, floor2: float) -> Any:
     """Return the worst ratio of the lines after the first."""
     worst = 0.0
@@ -215,7 +216,7 @@ def _worst_of(gaps: Any, sizes: Any, whole: int, floor2: float) -> Any:
     return worst
 
 
-@_compiled()
+@compiled()
 def add_same_lines(out: Any, number: int, left: int, n: int, like: Any, at: int, size2: float) -> None:
     """Add a row that is equal on both sides: only lines that continue in other rows matter."""
     never_inlined()
@@ -229,7 +230,7 @@ def add_same_lines(out: Any, number: int, left: int, n: int, like: Any, at: int,
     out[_OPEN_SIZE2] = _finite_squares(last, rest)
 
 
-@_compiled()
+@compiled()
 def worst_line(records: Any) -> None:
     """Store the worst line of all records, which are in order, in the first record."""
     worst, worst_at = 0.0, -1.0

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from tensortap.kernels.jit import compiled, entry
 from tensortap.kernels.pairs.integers import integer_gaps, integer_place, whole_numbers
 from tensortap.kernels.pairs.lines import FIELDS as LINE_FIELDS
 from tensortap.kernels.pairs.lines import (
@@ -32,7 +33,8 @@ from tensortap.kernels.pairs.lines import (
 )
 from tensortap.kernels.pairs.reference import CHUNK
 from tensortap.kernels.pairs.ulps import INTEGERS, steps_apart
-from tensortap.kernels.summary.rows import CHUNK_ROWS, CODES, ROW, _compiled, _convert, _entry, _load
+from tensortap.kernels.summary.elements import CODES, ROW, convert, load
+from tensortap.kernels.summary.rows import CHUNK_ROWS
 from tensortap.kernels.vectors import greater, pointer, take
 
 __all__ = ["DOT", "FIELDS", "PLACES", "SCRATCH", "SIDE", "WORST", "finish", "run"]
@@ -67,7 +69,7 @@ _DIRECT = CODES["direct"]
 _REORDER = {"reassoc", "nsz", "contract"}
 
 
-@_compiled()
+@compiled()
 def _same_bytes(a: int, b: int, words: int) -> Any:
     left, right = carray(pointer(a), words, np.uint64), carray(pointer(b), words, np.uint64)
     if left[0] != right[0] or left[1] != right[1]:  # the usual case if rows differ
@@ -78,16 +80,16 @@ def _same_bytes(a: int, b: int, words: int) -> Any:
     return unlike == 0
 
 
-@_compiled()
+@compiled()
 def _fetch(source: int, n: int, itemsize: int, raw: int) -> Any:
     """Return the address of the row: in place if it is whole and aligned, else of a copy."""
     if n == ROW and source % 8 == 0:
         return source
-    _load(source, n * itemsize, ROW * itemsize, raw)
+    load(source, n * itemsize, ROW * itemsize, raw)
     return raw
 
 
-@_compiled()
+@compiled()
 def _numbers(like: Any, layout: Any, raw: int, buffer: int, narrow: int) -> Any:
     """Return the address of the row as numbers of `like`'s dtype."""
     itemsize, code, table, wide = layout
@@ -95,19 +97,19 @@ def _numbers(like: Any, layout: Any, raw: int, buffer: int, narrow: int) -> Any:
         return raw
     out = carray(pointer(buffer), ROW, like.dtype)
     if like.itemsize == 4 or wide:
-        _convert(code, raw, table, out)
+        convert(code, raw, table, out)
         return buffer
     at = raw
     if code != _DIRECT:
         at = narrow
-        _convert(code, raw, table, carray(pointer(narrow), ROW, np.float32))
+        convert(code, raw, table, carray(pointer(narrow), ROW, np.float32))
     numbers = carray(pointer(at), ROW, np.float32)
     for i in range(ROW):
         out[i] = np.float64(numbers[i])
     return buffer
 
 
-@_compiled(fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _own(values: Any, n: int) -> Any:
     """Return sums of one side's distances from its first element; not finite if a value is not."""
     first = np.float64(values[0])
@@ -119,7 +121,7 @@ def _own(values: Any, n: int) -> Any:
     return total, squares
 
 
-@_compiled(fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _both(r: Any, c: Any, n: int, rtol: float, atol: float) -> Any:
     """Return these sums for both sides, and sums over their differences."""
     r_first, c_first = np.float64(r[0]), np.float64(c[0])
@@ -141,7 +143,7 @@ def _both(r: Any, c: Any, n: int, rtol: float, atol: float) -> Any:
     return r_total, r_squares, c_total, c_squares, gap2, dot, top, outside
 
 
-@_compiled()
+@compiled()
 def _place(r: Any, c: Any, n: int, top: float) -> Any:
     for i in range(n):
         if abs(np.float64(c[i]) - np.float64(r[i])) == top:
@@ -149,7 +151,7 @@ def _place(r: Any, c: Any, n: int, top: float) -> Any:
     return 0
 
 
-@_compiled()
+@compiled()
 def _join(out: Any, side: int, n: float, mean: float, m2: float) -> None:
     """Combine the moments of two parts by Chan's formula."""
     before = out[side + _N]
@@ -163,13 +165,13 @@ def _join(out: Any, side: int, n: float, mean: float, m2: float) -> None:
     out[side + _N] = total
 
 
-@_compiled()
+@compiled()
 def _moments(first: float, total: float, squares: float, n: int) -> Any:
     """Return the mean and the sum of squared distances from it."""
     return first + total / n, max(squares - total * total / n, 0.0)
 
 
-@_compiled()
+@compiled()
 def _part_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
     """Count non-finite elements and gather the finite ones; return their number."""
     kept = nan = posinf = neginf = 0
@@ -186,7 +188,7 @@ def _part_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
     return kept
 
 
-@_compiled()
+@compiled()
 def _join_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
     """Add the finite elements of a row to one side's moments; return their sum of squares."""
     n = _part_finite(values, n, finite, out, side)
@@ -198,7 +200,7 @@ def _join_finite(values: Any, n: int, finite: Any, out: Any, side: int) -> Any:
     return m2 + n * (mean * mean)
 
 
-@_compiled()
+@compiled()
 def _clean(r: Any, c: Any, n: int, r_out: Any, c_out: Any, out: Any, position: int) -> None:
     """Set both sides to zero where one is not finite; record where the sides disagree."""
     for i in range(n):
@@ -213,7 +215,7 @@ def _clean(r: Any, c: Any, n: int, r_out: Any, c_out: Any, out: Any, position: i
             out[_WRONG] += 1
 
 
-@_compiled()
+@compiled()
 def _same_row(values: Any, n: int, finite: Any, out: Any) -> Any:
     """Add a row that is equal on both sides to the statistics of both; return its sum of squares."""
     total, squares = _own(values, n)
@@ -230,7 +232,7 @@ def _same_row(values: Any, n: int, finite: Any, out: Any) -> Any:
     return size
 
 
-@_compiled()
+@compiled()
 def _chunk(
     sources: Any, elements: int, first: int, like: Any, layouts: Any, rules: Any, unit: Any, record: int, scratch: int
 ) -> None:
@@ -306,7 +308,7 @@ def _chunk(
         out[_UNLIKE] = 1
 
 
-@_entry
+@entry
 def run(
     sources: Any,
     elements: int,
@@ -333,7 +335,7 @@ def run(
         _chunk(sources, elements, chunk * CHUNK_ROWS, like, layouts, rules, unit, at, scratch)
 
 
-@_entry
+@entry
 def finish(records: Any) -> None:
     """Join all records into the first, in order."""
     worst_line(records)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from tensortap.kernels.summary.rows import ROW, _compiled
+from tensortap.kernels.jit import compiled
+from tensortap.kernels.summary.elements import ROW
 from tensortap.kernels.vectors import greater, pointer
 
 __all__ = ["BITS", "INTEGERS", "ROUNDED", "WIDE_BITS", "steps_apart"]
@@ -24,7 +25,7 @@ bits after conversion to float64; or the rank of both among the numbers of the c
 # One loop for each width: LLVM does not vectorise a generic one.
 
 
-@_compiled()
+@compiled()
 def _steps8(r_at: int, c_at: int, n: int) -> Any:
     r, c = carray(pointer(r_at), ROW, np.int8), carray(pointer(c_at), ROW, np.int8)
     most = np.int16(0)
@@ -37,7 +38,7 @@ def _steps8(r_at: int, c_at: int, n: int) -> Any:
     return np.float64(most)
 
 
-@_compiled()
+@compiled()
 def _steps16(r_at: int, c_at: int, n: int) -> Any:
     r, c = carray(pointer(r_at), ROW, np.int16), carray(pointer(c_at), ROW, np.int16)
     most = np.int32(0)
@@ -50,7 +51,7 @@ def _steps16(r_at: int, c_at: int, n: int) -> Any:
     return np.float64(most)
 
 
-@_compiled()
+@compiled()
 def _steps32(r_at: int, c_at: int, n: int) -> Any:
     r, c = carray(pointer(r_at), ROW, np.int32), carray(pointer(c_at), ROW, np.int32)
     most = np.uint32(0)
@@ -63,7 +64,7 @@ def _steps32(r_at: int, c_at: int, n: int) -> Any:
     return np.float64(most)
 
 
-@_compiled()
+@compiled()
 def _steps64(r_at: int, c_at: int, n: int) -> Any:
     r, c = carray(pointer(r_at), ROW, np.int64), carray(pointer(c_at), ROW, np.int64)
     most = np.uint64(0)
@@ -76,7 +77,7 @@ def _steps64(r_at: int, c_at: int, n: int) -> Any:
     return np.float64(most)
 
 
-@_compiled()
+@compiled()
 def _ordinal(x: float, digits: int, lowest: int) -> Any:
     """Return the rank of x, rounded to a float type, among its numbers: 0 for zero. Exponents have no upper limit."""
     bits = np.float64(x).view(np.int64) & np.int64(0x7FFFFFFFFFFFFFFF)
@@ -87,7 +88,7 @@ def _ordinal(x: float, digits: int, lowest: int) -> Any:
     return -number if x < 0 else number
 
 
-@_compiled()
+@compiled()
 def _rounded_steps(r: Any, c: Any, n: int, digits: int, lowest: int) -> Any:
     most = 0.0
     for i in range(n):
@@ -97,7 +98,7 @@ def _rounded_steps(r: Any, c: Any, n: int, digits: int, lowest: int) -> Any:
     return most
 
 
-@_compiled()
+@compiled()
 def steps_apart(like: Any, unit: Any, itemsize: int, raw: Any, rows: Any, cleaned: bool, n: int) -> Any:
     """Return the most steps between two rows of `n` elements, given as in memory and as numbers of `like`'s dtype."""
     mode, digits, lowest = unit
