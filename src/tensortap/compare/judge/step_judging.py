@@ -160,7 +160,14 @@ class StepJudge(PairJudge):
         if wrong[sources].any() or self.evidence.discounted or len(self.calls_without_gradient) > progress.lacking:
             return False
         may_follow = bool(self._wrong_kinds) and not counts.all()
-        return not may_follow and not progress.lately and not (progress.has_judged and chunk.assumes[begin:end].any())
+        if may_follow or progress.lately:
+            return False
+        if not progress.has_judged:  # so what tolerances assume is so
+            return True
+        substitutes = chunk.substitutes[begin:end]
+        if wrong[substitutes[substitutes >= 0]].any() or not np.isnan(chunk.worst_right[begin:end]).all():
+            return False
+        return self._wrong_gradients == progress.wrong_gradients or not chunk.needs_gradients[begin:end].any()
 
     def _accept(self, chunk: Chunk, begin: int, end: int) -> None:
         """Call pairs right."""
