@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,12 @@ class GradientHooks:
     def check_views(self) -> None:
         """Look for views that were changed in place. This runs around every call, while there are views."""
         views = self.views
+        with suppress(RuntimeError):  # another thread adds one
+            for hook in views:
+                if (tensor := hook.tensor()) is None or tensor._version != hook.version:
+                    break
+            else:
+                return  # the usual case
         for _ in range(len(views)):
             try:
                 hook = views.popleft()
@@ -54,7 +61,7 @@ class GradientHooks:
                 if tensor._version == hook.version:
                     views.append(hook)
                 else:
-                    hook.watch_base()
+                    hook.watch_base(tensor.shape)
 
 
 class _TensorHook(partial[None]):
@@ -79,13 +86,13 @@ class _ViewHook:
         self.version = tensor._version
         self._handles = [tensor.register_hook(_TensorHook(self._at_tensor))]
         self._seen = seen
-        self._shape = tensor.shape
         self._node = node
         self._arrived = False
 
-    def watch_base(self) -> None:
-        """Watch the base from now on: the view has changed."""
+    def watch_base(self, shape: torch.Size) -> None:
+        """Watch the base from now on: the view, which has this shape, has changed."""
         if self._node is not None:  # otherwise the hook was removed
+            self._shape = shape
             self._handles.append(self._node.register_prehook(self._at_base))
             self._node = None
 
