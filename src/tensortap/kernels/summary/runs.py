@@ -25,18 +25,29 @@ class PlacedRuns(NamedTuple):
 
 def placed_array(array: npt.NDArray[Any], placement: Placement) -> npt.NDArray[Any]:
     """Return the elements in the boxes, box after box, in C order; without a copy if they are all there is."""
-    check_placement(array.shape, placement)
+    chosen = _all_in_one(array.shape, placement)
     local = array.reshape(-1) if placement.flat else array
     if placement.order:
         local = local.transpose(placement.order)
+    if chosen is not None:
+        return local[chosen]
     boxes = [box for box in placement.boxes if all(length for _, _, length in box)]
-    extent = _extent(boxes)
-    if _tiles(extent, boxes):  # what is beyond it is padding
-        return local[tuple(slice(0, size) for size in extent)]
     pieces = [local[tuple(slice(start, start + length) for start, _, length in box)] for box in boxes]
     return (
         pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, array.dtype), *(p.reshape(-1) for p in pieces)])
     )
+
+
+@lru_cache(maxsize=512)
+def _all_in_one(shape: tuple[int, ...], placement: Placement) -> tuple[slice, ...] | None:
+    """Check a placement, and return the elements in its boxes as one block; None if they are not one.
+
+    Many boxes take longer to check than a small tensor to summarise, and a training repeats them at every step.
+    """
+    check_placement(shape, placement)
+    boxes = [box for box in placement.boxes if all(length for _, _, length in box)]
+    extent = _extent(boxes)
+    return tuple(slice(0, size) for size in extent) if _tiles(extent, boxes) else None  # beyond it is padding
 
 
 @lru_cache(maxsize=512)
