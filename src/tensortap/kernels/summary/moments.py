@@ -11,6 +11,7 @@ from tensortap.kernels.summary.elements import ROW
 from tensortap.kernels.vectors import greater, lesser
 
 __all__ = [
+    "COUNT",
     "DIGEST",
     "EDGE",
     "L1",
@@ -22,12 +23,11 @@ __all__ = [
     "NEGINF",
     "POSINF",
     "ZEROS",
-    "N",
     "add_moments",
     "join",
 ]
 
-N, NAN, POSINF, NEGINF, ZEROS, EDGE, MIN, MAX, MEAN, M2, L1, DIGEST = range(12)
+COUNT, NAN, POSINF, NEGINF, ZEROS, EDGE, MIN, MAX, MEAN, M2, L1, DIGEST = range(12)
 """Fields of a record."""
 
 
@@ -89,13 +89,13 @@ def _part_ordinary(values: Any, n: int, edge: float, marked: Any, ordinary: Any,
 @compiled()
 def join(out: Any, n: float, mean: float, m2: float, low: float, high: float) -> None:
     """Combine the moments of two parts by Chan's formula."""
-    before = out[N]
+    before = out[COUNT]
     total = before + n
     if n > 0:
         delta = mean - out[MEAN]
         out[M2] += m2 + delta * delta * (before / total * n)
         out[MEAN] += delta * (n / total)
-        out[N] = total
+        out[COUNT] = total
     out[MIN] = min(out[MIN], low)
     out[MAX] = max(out[MAX], high)
 

@@ -20,6 +20,7 @@ from numba import carray, types
 from tensortap.kernels.jit import compiled, entry, short_entry
 from tensortap.kernels.summary.elements import CODES, DIRECT, ROW, convert, edge_of, load
 from tensortap.kernels.summary.moments import (
+    COUNT,
     DIGEST,
     EDGE,
     L1,
@@ -31,7 +32,6 @@ from tensortap.kernels.summary.moments import (
     NEGINF,
     POSINF,
     ZEROS,
-    N,
     add_moments,
     join,
 )
@@ -203,8 +203,8 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
     for chunk in range(1, chunks):
         more = carray(pointer(records + chunk * RECORD * 8), RECORD, np.float64)
         integers[DIGEST] += carray(pointer(records + chunk * RECORD * 8), FIELDS, np.uint64)[DIGEST]
-        if more[N] > 0 or more[EDGE] > 0:
-            join(out, more[N], more[MEAN], more[M2], more[MIN], more[MAX])
+        if more[COUNT] > 0 or more[EDGE] > 0:
+            join(out, more[COUNT], more[MEAN], more[M2], more[MIN], more[MAX])
         for field in (NAN, POSINF, NEGINF, ZEROS, EDGE, L1):
             out[field] += more[field]
         for i in range(FIELDS, RECORD):
