@@ -95,7 +95,7 @@ def test_an_optimizer_is_named_beside_padding_before_the_text(bench: Bench, way:
 
 def test_modules_are_named_from_summaries_beside_padding_before_the_text(bench: Bench) -> None:
     """Largest and smallest elements show from where on more differs than positions that see nothing."""
-    names = ("scale-doubled", "norm-not-upcast", "gelu-for-silu", "sine-for-cosine", "mlp-residual-lost")
+    names = ("scale-doubled", "gelu-for-silu", "mlp-residual-lost")
     tried = [mistake for mistake in MISTAKES if mistake.family == "seed_oss" and mistake.name in names]
     outcomes = [bench.judged(mistake, "attention", "summary") for mistake in tried]
     assert len(tried) == len(names) and not (said := failures(outcomes, "exact")), said
