@@ -101,6 +101,13 @@ def test_modules_are_named_from_summaries_beside_padding_before_the_text(bench: 
     assert len(tried) == len(names) and not (said := failures(outcomes, "exact")), said
 
 
+def test_an_attention_is_named_from_summaries_where_no_position_sees_nothing(bench: Bench) -> None:
+    """Heads merged in another order keep the extremes; counts of the mask show that no position is hidden from all."""
+    tried = [mistake for mistake in MISTAKES if (mistake.family, mistake.name) == ("eurobert", "heads-not-transposed")]
+    outcomes = [bench.judged(mistake, "attention", "summary") for mistake in tried]
+    assert tried and not (said := failures(outcomes, "exact")), said
+
+
 def test_a_router_that_sorts_tokens_is_named(bench: Bench) -> None:
     tried = [mistake for mistake in MISTAKES if (mistake.family, mistake.name) == ("jetmoe", "softmax-over-all")]
     outcomes = [bench.judged(mistake, "attention", "tensors") for mistake in tried]

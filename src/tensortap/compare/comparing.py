@@ -36,6 +36,7 @@ from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
+from tensortap.compare.measure.ranges import may_see_nothing, ranges_between
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.memory import rare_collections, release_unused
 from tensortap.compare.options import ComparisonOptions
@@ -127,19 +128,16 @@ def open_comparison(
     extra = {**find_recomputations(matched), **find_extra_gradients(matched, structure)}
     parallel = ParallelEvidence.of(joining, matched)
 
-    def ranges(pair: int) -> tuple[tuple[float, float], tuple[float, float]]:
-        ours, theirs = int(matched.alignment.reference[pair]), int(matched.alignment.candidate[pair])
-        sides = (matched.reference, ours), (matched.candidate, theirs)
-        one, other = ((float(side.min[row]), float(side.max[row])) for side, row in sides)
-        return one, other
-
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
     if born and not extra:
         unread = find_unread(judgement, pairs, structure, policy, born, cut=bool(missing))
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
-        right = set() if unread.rows else rows_with_right_extremes(judgement, pairs, structure, born, ranges)
+        sides = matched.reference, matched.candidate, matched.alignment
+        right = set()
+        if born and not unread.rows and may_see_nothing(*sides, pairs.masks):
+            right = rows_with_right_extremes(judgement, pairs, structure, born, ranges_between(*sides))
         if right:
             pairs = with_right_extremes(pairs, right)
             judgement = judge_pairs(pairs)

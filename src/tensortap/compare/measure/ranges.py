@@ -1,0 +1,55 @@
+"""What ranges and counts of summaries show beside masks: extremes of pairs, and whether positions may see nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.measure.masks import MaskDifference
+
+__all__ = ["may_see_nothing", "ranges_between"]
+
+Range = tuple[float, float]
+
+
+def ranges_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], tuple[Range, Range]]:
+    """Return a function of a pair that returns the smallest and largest element of both sides."""
+
+    def of_pair(pair: int) -> tuple[Range, Range]:
+        sides = (reference, int(alignment.reference[pair])), (candidate, int(alignment.candidate[pair]))
+        ours, theirs = ((float(side.min[row]), float(side.max[row])) for side, row in sides)
+        return ours, theirs
+
+    return of_pair
+
+
+def may_see_nothing(
+    reference: Side, candidate: Side, alignment: Alignment, masks: Mapping[int, MaskDifference]
+) -> bool:
+    """Whether masks in two conventions may hide everything from a position, or one may be of padding alone.
+
+    If n tokens of a text of length l are not padding, a causal mask shows n (n + 1) / 2 elements with padding before
+    them, where padding sees nothing, and n (l - n) more with padding after them. Over all texts, that is at most, or
+    at least, (l + 1) / 2 for each token.
+    """
+    rows = alignment.reference
+    inputs = rows[reference.kind.among(("input",))[rows] & reference.module.among(("",))[rows]].tolist()
+    given = [row for row in inputs if "mask" in reference.path[row] and len(reference.shape(row)) == 2]
+    tokens = {reference.shape(row): int(np.prod(reference.shape(row)) - reference.zeros[row]) for row in given}
+    for pair, mask in masks.items():
+        if not mask.is_other_convention:
+            continue
+        row, other = int(rows[pair]), int(alignment.candidate[pair])
+        shape = reference.shape(row)
+        if len(shape) != 4 or shape[2] != shape[3] or len(candidate.shape(other)) != 4:
+            return True
+        shown = int(reference.zeros[row])
+        if reference.dtype[row] == "bool":
+            shown = int(np.prod(shape)) - shown
+        known = tokens.get((shape[0], shape[3]))
+        if known is None or shown / shape[1] <= known * (shape[3] + 1) / 2:
+            return True
+    return False
