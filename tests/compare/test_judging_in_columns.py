@@ -14,12 +14,13 @@ from trained_runs import KINDS, Net
 
 import tensortap as tt
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge import rules, step_judging
+from tensortap.compare.judge import rules
 from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.step_judging import StepJudge
+from tensortap.compare.judge.steps import judging as step_judging
+from tensortap.compare.judge.steps.judging import StepJudge
 from tensortap.compare.judge.structure import Structure
 
 BASE = 2.0**-19

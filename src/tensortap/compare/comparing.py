@@ -30,7 +30,7 @@ from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_val
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.step_judging import judge
+from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement

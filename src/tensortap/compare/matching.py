@@ -27,7 +27,7 @@ from tensortap.compare.judge.lost_masks import find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
-from tensortap.compare.judge.step_judging import judge
+from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine

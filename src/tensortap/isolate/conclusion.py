@@ -28,7 +28,7 @@ from tensortap.compare.judge.one_sided import (
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
-from tensortap.compare.judge.step_judging import judge
+from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, pairs_of, reference_movement

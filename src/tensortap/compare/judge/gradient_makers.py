@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from tensortap.compare.judge.row_lists import Ints, RowLists, RowListsBuilder
-from tensortap.compare.judge.step_structure import RecordColumns, StepStructure
+from tensortap.compare.judge.steps.structure import RecordColumns, StepStructure
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = ["GradientMakers", "makers_of_step"]

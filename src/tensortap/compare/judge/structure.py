@@ -4,7 +4,7 @@ None of this is stored. It follows from names, execution order and the numbers o
 module's parent is the nearest module above it whose call spans it too. Records with the same tensor number are of the
 same tensor.
 
-Only state reaches from one step to another: `step_structure` works out the calls of one step, and few steps are kept.
+Only state reaches from one step to another: `steps.structure` works out the calls of one step, and few steps are kept.
 Most steps repeat the one before, record by record. Their sources are those of the step before, moved by its length.
 """
 
@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.by_step import ByStep
 from tensortap.compare.judge.gradient_makers import GradientMakers, makers_of_step
-from tensortap.compare.judge.step_facts import StepFacts, facts_of_step
-from tensortap.compare.judge.step_patterns import ByPattern, digest_of_records
-from tensortap.compare.judge.step_structure import CallRows, Sources, Spot, StepStructure
+from tensortap.compare.judge.steps.facts import StepFacts, facts_of_step
+from tensortap.compare.judge.steps.patterns import ByPattern, digest_of_records
+from tensortap.compare.judge.steps.structure import CallRows, Sources, Spot, StepStructure
+from tensortap.compare.judge.steps.tables import ByStep
 
 __all__ = ["CallRows", "Ints", "Spot", "Structure"]
 

@@ -26,7 +26,7 @@ from tensortap.compare.judge.rules.margins import (
     SYSTEMATIC,
 )
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.step_facts import BY_CONTAINER, HAS_PARAMETERS, HAS_STATE
+from tensortap.compare.judge.steps.facts import BY_CONTAINER, HAS_PARAMETERS, HAS_STATE
 from tensortap.compare.judge.structure import Ints
 from tensortap.core.records import GRADIENT_KINDS
 
@@ -47,7 +47,7 @@ class PairColumns:
     counts: Ints
     """Number of sources of each pair."""
     flags: npt.NDArray[np.uint8]
-    """What `step_facts` has about each pair."""
+    """What `steps.facts` has about each pair."""
     judged: int
     """All pairs before this one are judged; those from there on count as right."""
 

@@ -23,9 +23,9 @@ from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules import ROUNDING, UNSEEN_PARAMETERS
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.step_chunks import ALONE, COPIED, RIGHT, UNLESS_WRONG, Chunk, StepPart
-from tensortap.compare.judge.step_facts import FOLLOWED, KINDS_WITH_FACTS, SEEN, UNSEEN
-from tensortap.compare.judge.step_tolerances import set_tolerances
+from tensortap.compare.judge.steps.chunks import ALONE, COPIED, RIGHT, UNLESS_WRONG, Chunk, StepPart
+from tensortap.compare.judge.steps.facts import FOLLOWED, KINDS_WITH_FACTS, SEEN, UNSEEN
+from tensortap.compare.judge.steps.tolerances import set_tolerances
 from tensortap.compare.judge.structure import Ints, Structure
 
 __all__ = ["StepJudge", "judge"]

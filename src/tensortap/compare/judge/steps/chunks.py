@@ -13,7 +13,7 @@ from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.row_lists import RowLists
 from tensortap.compare.judge.rules import ROUNDING
 from tensortap.compare.judge.rules.summed_columns import ListedRows
-from tensortap.compare.judge.step_facts import StepFacts, SummedFacts
+from tensortap.compare.judge.steps.facts import StepFacts, SummedFacts
 from tensortap.compare.judge.structure import Ints
 
 __all__ = ["ALONE", "COPIED", "RIGHT", "UNLESS_WRONG", "Chunk", "StepPart"]

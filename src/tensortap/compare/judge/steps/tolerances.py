@@ -10,8 +10,8 @@ from tensortap.compare.judge.rules import MOST_ASSUMED, find_tolerances
 from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.summed_columns import UnrecordedTerms
-from tensortap.compare.judge.step_chunks import RIGHT, UNLESS_WRONG, Chunk
-from tensortap.compare.judge.step_facts import KINDS_WITH_FACTS, SEEN
+from tensortap.compare.judge.steps.chunks import RIGHT, UNLESS_WRONG, Chunk
+from tensortap.compare.judge.steps.facts import KINDS_WITH_FACTS, SEEN
 from tensortap.compare.judge.structure import Ints
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 

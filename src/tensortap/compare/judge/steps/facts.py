@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.row_lists import Ints, RowLists, RowListsBuilder
-from tensortap.compare.judge.step_structure import CallRows, RecordColumns, StepStructure
+from tensortap.compare.judge.steps.structure import CallRows, RecordColumns, StepStructure
 
 __all__ = [
     "BY_CONTAINER",

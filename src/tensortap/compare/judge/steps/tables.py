@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
-from tensortap.compare.judge.step_structure import StepStructure
+from tensortap.compare.judge.steps.structure import StepStructure
 
 __all__ = ["ByStep"]
 
