@@ -12,6 +12,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from support.compiling import checkpoint_layers, train, untapped_gradients
+from tensortap.frameworks.torch.inside import saved as saved_values
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 
@@ -79,6 +80,21 @@ def test_the_same_values_are_saved(checkpointed: bool) -> None:
 
 def _as_it_is(graph: Any, inputs: Any) -> Any:
     return make_boxed_func(graph.forward)
+
+
+def test_a_compiler_of_another_form_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(*_: Any) -> None:
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(saved_values, "_Untapped", unknown)
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition
+    )
+    tap = train(torch.compile(Net(), backend=backend), step, steps=2, compiled="inside")
+    assert "no such field" in caplog.text and {row.key.step for row in tap.run} == {0, 1}
 
 
 def test_the_compiler_is_as_before_when_the_tap_is_closed() -> None:

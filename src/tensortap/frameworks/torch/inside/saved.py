@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -11,9 +12,12 @@ import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tensortap.core.interrupts import raise_interrupt
+
 __all__ = ["choose_as_untapped"]
 
 _FAR = int(1e9)
+_log = logging.getLogger("tensortap")
 
 
 def choose_as_untapped(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -22,8 +26,19 @@ def choose_as_untapped(original: Callable[..., list[Any]]) -> Callable[..., list
     def choose(joint_graph: Any, node_info: Any, *budget: Any, **named_budget: Any) -> list[Any]:
         if not any(map(_is_tap, joint_graph.nodes)):
             return original(joint_graph, node_info, *budget, **named_budget)
-        untapped = _Untapped(joint_graph, node_info)
-        return untapped.originals(original(untapped.graph, untapped.node_info, *budget, **named_budget))
+        try:
+            untapped = _Untapped(joint_graph, node_info)
+            return untapped.originals(original(untapped.graph, untapped.node_info, *budget, **named_budget))
+        except Exception as error:  # a compiler of another form: a training must not end because it is tapped
+            raise_interrupt(error)
+            _log.warning(
+                "tensortap: taps may change which values the compiler of torch %s recomputes in backward, and so the "
+                "last digits of gradients (%s: %s)",
+                torch.__version__,
+                type(error).__name__,
+                error,
+            )
+            return original(joint_graph, node_info, *budget, **named_budget)
 
     return choose
 
