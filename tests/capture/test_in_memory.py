@@ -203,11 +203,11 @@ def test_records_beyond_the_bound_stop_the_recording(library: Library, capsys: p
 def test_a_full_run_raises_where_errors_are_asked_for() -> None:
     library = Library("torch")
     model = library.model()
-    tap = tt.capture(model, max_memory=10 * RECORD_BYTES, on_error="raise")
+    tap = tt.capture(model, max_memory=60 * RECORD_BYTES, on_error="raise")
     with pytest.raises(CaptureError, match="is full: max_memory"):
         library.train(model, tap.step, steps=1)
     tap.close()
-    assert library.hooks_on(model) == 0 and 0 < len(tap.run) <= 10
+    assert library.hooks_on(model) == 0 and 0 < len(tap.run) <= 60
 
 
 @pytest.mark.parametrize("bound", [0, -1, 1.5, "2GiB"])

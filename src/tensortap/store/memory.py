@@ -210,6 +210,11 @@ class MemoryWriter(RankWriter):
         super().append(record)
 
     def append_rows(self, rows: Rows) -> None:
+        with self._lock:
+            room = max(0, (self._bound - self._used) // RECORD_BYTES)
+        if 0 < room < len(rows):
+            self._charge(RECORD_BYTES * room)
+            super().append_rows(_FirstRows(rows, room))  # the others are refused, as single records are
         self._charge(RECORD_BYTES * len(rows))
         super().append_rows(rows)
 
@@ -345,6 +350,28 @@ class MemoryWriter(RankWriter):
 def _step_of(batch: Any) -> int:
     """Return the step of a batch whose rows all are of one."""
     return int(batch.column("step")[-1].as_py()) if batch.num_rows else -1
+
+
+class _FirstRows:
+    """The first of some rows, where there is no room for all."""
+
+    may_wait = gathers = False
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self._rows = rows
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self, others: Sequence[Any]) -> None:
+        raise NotImplementedError("they are the last of a run")
+
+    def arrive(self) -> None:
+        self._rows.arrive()
+
+    def columns(self) -> Mapping[str, Any]:
+        return {name: column[: self._count] for name, column in self._rows.columns().items()}
 
 
 _writers: WeakSet[MemoryWriter] = WeakSet()
