@@ -401,6 +401,7 @@ def pairs_of(matched: Matched) -> Pairs:
         shown=measures.shown,
         kink_of=kinks_between(left, right, alignment),
         step_noise_of=step_noise_between(left, right, alignment),
+        keeps_gradients=_keeps_gradients(left, right, alignment),
         is_set_differently=matched.is_set_differently,
         choices=ChoiceReader(
             *(left, right, alignment, measures.l2_difference),
@@ -428,6 +429,14 @@ def errors_of(matched: Matched) -> npt.NDArray[np.float64]:
 
 def reference_movement(matched: Matched) -> ReferenceMovement:
     return ReferenceMovement(matched.reference, matched.alignment.reference)
+
+
+def _keeps_gradients(reference: Side, candidate: Side, alignment: Alignment) -> bool:
+    rows = alignment.reference
+    if not len(rows):
+        return False
+    gradients = reference.kind.among(("param_grad", "step_grad"))[rows]
+    return bool((gradients & reference.kept[rows] & candidate.kept[alignment.candidate]).any())
 
 
 def _dimensions(side: Side) -> npt.NDArray[np.int8]:

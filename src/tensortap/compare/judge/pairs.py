@@ -65,6 +65,8 @@ class Pairs:
     """Tells how choices of experts differ; None if ties of routers are not looked for."""
     step_noise_of: Callable[[int], float | None] = lambda pair: None
     """Returns the error of an optimizer's step that a pair of gradients explains; None if that is not known."""
+    keeps_gradients: bool = False
+    """Whether `step_noise_of` reads tensors."""
     l1: Floats = field(default_factory=lambda: np.empty(0))
     """The reference's sum of magnitudes."""
     mismatched: Floats = field(default_factory=lambda: np.empty(0))

@@ -117,6 +117,8 @@ class _ToleranceSetter:
             floats = chunk.any_source(pairs.base[chunk.sources] > 0)
             floats |= (chunk.substitutes >= 0) & (pairs.base[chunk.substitutes] > 0)
             found &= ~self._is(self.kinds, "output") | floats
+            if pairs.keeps_gradients:  # one by one, few of them are read
+                found &= ~self._is(self.kinds, "param")
             parameters = np.flatnonzero(found & self._is(self.kinds, "param"))
             differ = [pairs.is_set_differently(row) for row in chunk.rows[parameters].tolist()]
             found[parameters[np.array(differ, bool)]] = False
