@@ -61,6 +61,8 @@ def rows_with_right_extremes(
     ]
     seen = [row for row in own if structure.first_seen[row] == row]
     attended = _made_by_attention(structure, scope, given)
+    if not attended or not wrong[min(attended)]:  # the first attention would differ, too
+        return set()
     agree = np.array([_agrees(float(pairs.base[row]), row in attended, *ranges(row)) for row in seen], bool)
     begin = _begin_of_mistake(agree)
     if begin is None or begin == 0:
