@@ -127,7 +127,6 @@ def open_comparison(
     missing = find_missing_gradients(matched, structure, judgement.affected_calls)
     extra = {**find_recomputations(matched), **find_extra_gradients(matched, structure)}
     parallel = ParallelEvidence.of(joining, matched)
-
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)

@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <limits.h>
 #include <stdint.h>
 #include <string.h>
 #include <structmember.h>
@@ -172,6 +173,63 @@ static int method_flag(PyObject *owner, PyObject *name)
     int result = PyObject_IsTrue(value);
     Py_DECREF(value);
     return result;
+}
+
+/* Numbers may be larger than 64 bits: a bound that is never reached. */
+static int get_count(PyObject *value, long long *result)
+{
+    int overflow;
+    *result = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow > 0) {
+        *result = LLONG_MAX;
+    }
+    return *result == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int put_count(PyObject **field, long long value)
+{
+    PyObject *number_here = PyLong_FromLongLong(value);
+    if (number_here == NULL) {
+        return -1;
+    }
+    put(field, number_here);
+    Py_DECREF(number_here);
+    return 0;
+}
+
+/* Whether a tensor has an attribute of this value. */
+static int has(PyObject *tensor, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(tensor, name);
+    int same = value == NULL ? -1 : is_equal(value, expected);
+    Py_XDECREF(value);
+    return same;
+}
+
+static int address_of(PyObject *tensor, long long *address)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(tensor, s_data_ptr);
+    *address = value == NULL ? -1 : PyLong_AsLongLong(value);
+    Py_XDECREF(value);
+    return *address == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Whether a tensor is of this kind, and its elements are neighbours in memory of its own, at `address`. */
+static int lies_as(PyObject *tensor, PyObject *kind, long long *address)
+{
+    int is;
+    if ((is = has(tensor, s_dtype, GET(TensorKind, kind, dtype))) < 1 ||
+        (is = has(tensor, s_shape, GET(TensorKind, kind, shape))) < 1) {
+        return is;
+    }
+    if (address_of(tensor, address)) {
+        return -1;
+    }
+    if (!*address || (is = method_flag(tensor, s_is_contiguous)) < 1) {
+        return *address ? is : 0;
+    }
+    is = method_flag(tensor, s_is_neg);
+    return is < 0 ? -1 : !is;
 }
 
 /* Call for its effect. `result` is a new reference or NULL. */

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <limits.h>
-
 #include "common.h"
 
 static PyObject *core; /* the module torch._C; NULL until the first device is read */
@@ -22,28 +20,6 @@ static PyObject *configure_device(PyObject *module, PyObject *args)
     DEVICE_CLASSES(FIND_CLASS)
     DEVICE_FIELDS(FIND_FIELD)
     Py_RETURN_NONE;
-}
-
-/* Numbers may be larger than 64 bits: a bound that is never reached. */
-static int get_count(PyObject *value, long long *result)
-{
-    int overflow;
-    *result = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow > 0) {
-        *result = LLONG_MAX;
-    }
-    return *result == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-static int put_count(PyObject **field, long long value)
-{
-    PyObject *number_here = PyLong_FromLongLong(value);
-    if (number_here == NULL) {
-        return -1;
-    }
-    put(field, number_here);
-    Py_DECREF(number_here);
-    return 0;
 }
 
 static long long later(long long now, long long delay)
@@ -76,23 +52,6 @@ static int continues(PyObject *reader, PyObject *deferred)
     is = stream == NULL ? -1 : is_equal(stream, GET(DeferredReads, deferred, stream));
     Py_XDECREF(stream);
     return is;
-}
-
-/* Whether a tensor has an attribute of this value. */
-static int has(PyObject *tensor, PyObject *name, PyObject *expected)
-{
-    PyObject *value = PyObject_GetAttr(tensor, name);
-    int same = value == NULL ? -1 : is_equal(value, expected);
-    Py_XDECREF(value);
-    return same;
-}
-
-static int address_of(PyObject *tensor, long long *address)
-{
-    PyObject *value = PyObject_CallMethodNoArgs(tensor, s_data_ptr);
-    *address = value == NULL ? -1 : PyLong_AsLongLong(value);
-    Py_XDECREF(value);
-    return *address == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* The identity token, as `CudaReader.describe` returns it, and the storage: new references. */
@@ -188,25 +147,13 @@ static int add_read(PyObject *reader, PyObject *deferred, PyObject *tensor, PyOb
 /* Whether the tensor is on the device with this index, of the kind of the one before in its slot, and lies as it is read. */
 static int is_readable(PyObject *tensor, PyObject *index, PyObject *kind, long long *address)
 {
-    int is;
     PyObject *there = PyObject_CallMethodNoArgs(tensor, s_get_device);
-    is = there == NULL ? -1 : is_equal(there, index);
+    int is = there == NULL ? -1 : is_equal(there, index);
     Py_XDECREF(there);
-    if (is < 1 || (is = has(tensor, s_dtype, GET(TensorKind, kind, dtype))) < 1 ||
-        (is = has(tensor, s_shape, GET(TensorKind, kind, shape))) < 1) {
+    if (is < 1 || (is = lies_as(tensor, kind, address)) < 1) {
         return is;
     }
-    if (address_of(tensor, address)) {
-        return -1;
-    }
-    if (!*address || *address % 16) {
-        return 0;
-    }
-    if ((is = method_flag(tensor, s_is_contiguous)) < 1) {
-        return is;
-    }
-    is = method_flag(tensor, s_is_neg);
-    return is < 0 ? -1 : !is;
+    return *address % 16 == 0;
 }
 
 /* Whether a read of this slot is known to be deferred in this step; see `Recorder._decide` and `ReadOrder.when`. */

@@ -37,17 +37,14 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
         return failed;
     }
     PyObject **seq = &GET(Recorder, self->recorder, _seq);
-    long long number_here = PyLong_AsLongLong(*seq);
-    if (number_here == -1 && PyErr_Occurred()) {
+    long long number_here;
+    if (get_count(*seq, &number_here)) {
         return -1;
     }
-    PyObject *next = PyLong_FromLongLong(number_here + 1);
-    if (next == NULL || append_entry(entries, slot, kind, copy->batch, copy->row, copy->tensor, number_here)) {
-        Py_XDECREF(next);
+    if (append_entry(entries, slot, kind, copy->batch, copy->row, copy->tensor, number_here) ||
+        put_count(seq, number_here + 1)) {
         return -1;
     }
-    put(seq, next);
-    Py_DECREF(next);
     put(&GET(RecordSlot, slot, used), step);
     return 0;
 }
@@ -55,40 +52,12 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
 /* Read the identity token of a tensor in host memory, and its storage (a new reference), if it is of this kind. */
 static int read_token(PyObject *tensor, PyObject *kind, Copy *copy, PyObject **storage)
 {
-    PyObject *value;
+    long long address;
     int is = flag(tensor, s_is_cpu);
-    if (is < 1) {
+    if (is < 1 || (is = lies_as(tensor, kind, &address)) < 1) {
         return is;
     }
-    if ((value = PyObject_GetAttr(tensor, s_dtype)) == NULL) {
-        return -1;
-    }
-    Py_DECREF(value);
-    if (value != GET(TensorKind, kind, dtype)) {
-        return 0;
-    }
-    if ((value = PyObject_GetAttr(tensor, s_shape)) == NULL) {
-        return -1;
-    }
-    is = is_equal(value, GET(TensorKind, kind, shape));
-    Py_DECREF(value);
-    if (is < 1) {
-        return is;
-    }
-    if ((value = PyObject_CallMethodNoArgs(tensor, s_data_ptr)) == NULL) {
-        return -1;
-    }
-    copy->address = PyLong_AsLongLong(value);
-    Py_DECREF(value);
-    if (copy->address == -1 && PyErr_Occurred()) {
-        return -1;
-    }
-    if (!copy->address || (is = method_flag(tensor, s_is_contiguous)) < 1) {
-        return copy->address ? is : 0;
-    }
-    if ((is = method_flag(tensor, s_is_neg)) != 0) {
-        return is < 0 ? -1 : 0;
-    }
+    copy->address = address;
     long long version, storage_at;
     if (number(tensor, s__version, &version) ||
         (*storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage)) == NULL ||
