@@ -6,7 +6,7 @@
     python benchmarks/field.py --only mask --setting attention -v # mistakes whose name contains a word
     python benchmarks/field.py --no-mistakes --json right.json    # right pairs alone
     python benchmarks/field.py --further --all                    # right pairs of further families
-    python benchmarks/field.py --processes 2 --json after.json --against before.json
+    python benchmarks/field.py --processes 2 --json after.json --resume --against before.json
 
 Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
 noise floor); attention (the reference's is eager, the candidate's is torch's fused one); and, if asked for, unpadded
@@ -27,7 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -61,53 +61,83 @@ def main() -> None:
     parser.add_argument("--ported", action=argparse.BooleanOptionalAction, default=False, help="torch to paddle")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of mistakes at once, isolated")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write all outcomes")
+    parser.add_argument("--json", type=Path, help="write all outcomes, after each part")
+    parser.add_argument("--resume", action="store_true", help="go on from the outcomes that this file already has")
     parser.add_argument("--against", type=Path, help="outcomes of an earlier run: print what changed")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every sentence that is not right")
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume needs --json, the file to go on from")
     outcomes = measured(options)
     print_tables(outcomes)
     if options.verbose:
         for outcome in outcomes:
             if outcome.outcome not in ("exact", "right") and outcome.kind != "right":
                 print(outcome)
-    if options.json:
-        options.json.write_text(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
     if options.against:
         print_changes(json.loads(options.against.read_text()), outcomes)
 
 
+Part = tuple[str, str]
+"""A family, and the setting of its mistakes or "right"."""
+
+
 def measured(options: argparse.Namespace) -> list[Outcome]:
-    """All outcomes, family by family."""
+    """All outcomes. They are written after each part, so that a run that was stopped can be resumed."""
     known = FURTHER if options.further else FAMILIES
     families = [name for name, family in known.items() if options.all or family.held_out == options.held_out]
-    families = options.models or families
+    # Right pairs take longest, so they come first.
+    parts = [(family, setting) for setting in ("right", *options.setting) for family in options.models or families]
+    found = _resumed(options) if options.resume else {}
+    for part, outcomes in _each([part for part in parts if part not in found], options):
+        found[part] = outcomes
+        if options.json:
+            every = [outcome.as_json() for outcomes in found.values() for outcome in outcomes]
+            options.json.write_text(json.dumps(every, indent=1))
+    return [outcome for part in sorted(found) for outcome in found[part]]
+
+
+def _resumed(options: argparse.Namespace) -> dict[Part, list[Outcome]]:
+    found: dict[Part, list[Outcome]] = {}
+    if options.json.exists():
+        for entry in json.loads(options.json.read_text()):
+            lists = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
+            outcome = Outcome(**(entry | lists))
+            setting = "right" if outcome.kind in ("right", "two") else outcome.setting
+            found.setdefault((outcome.family, setting), []).append(outcome)
+    return found
+
+
+def _each(parts: list[Part], options: argparse.Namespace) -> Iterator[tuple[Part, list[Outcome]]]:
     if options.processes == 1:
-        return [outcome for family in families for outcome in family_outcomes(family, options)]
+        for part in parts:
+            yield part, part_outcomes(part, options)
+        return
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        parts = pool.map(family_outcomes, families, [options] * len(families))
-        return [outcome for part in parts for outcome in part]
+        running = {pool.submit(part_outcomes, part, options): part for part in parts}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
-def family_outcomes(family: str, options: argparse.Namespace) -> list[Outcome]:
+def part_outcomes(part: Part, options: argparse.Namespace) -> list[Outcome]:
     warnings.simplefilter("ignore")
     _quiet()
+    family, setting = part
     started = time.perf_counter()
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="tensortap-field-") as folder:
         bench = Bench(Path(folder))
-        for setting in options.setting:
+        if setting == "right":
+            found += [attempt() for attempt in _right_cases(family, options, bench)]
+            if options.pairs and "isolated" in options.way:
+                for one, other in pairs_of(family, options.pairs):
+                    found.append(bench.both_judged(one, other, "float32"))
+            if options.ported:
+                found += [pair.judged(bench, way) for pair in PORTED if pair.family == family for way in options.way]
+        else:
             for way in options.way:
                 found += [attempt() for attempt in _cases(family, setting, way, options, bench)]
-            bench.forget()
-        found += [attempt() for attempt in _right_cases(family, options, bench)]
-        if options.pairs and "isolated" in options.way:
-            for one, other in pairs_of(family, options.pairs):
-                found.append(bench.both_judged(one, other, "float32"))
-        if options.ported:
-            found += [pair.judged(bench, way) for pair in PORTED if pair.family == family for way in options.way]
-        bench.forget()
-    print(f"{family}: {len(found)} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    print(f"{family}, {setting}: {len(found)} in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from .blind_fourth_models import FOURTH
 from .blind_third_models import THIRD
 from .building import (
     CLASSIFIED,
@@ -335,4 +336,4 @@ SECOND: dict[str, Family] = {
     ),
 }
 
-BLIND = FIRST | SECOND | THIRD
+BLIND = FIRST | SECOND | THIRD | FOURTH

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
+from torch import nn
 
 from . import wrong
 from .mistake import every, table
@@ -13,11 +10,6 @@ from .patches import attends, does, edits, holds, optimizes, trains, untied
 
 _LAYER, _FIRST = "model.layers.1", "model.layers.0"
 _ATTENTION, _FIRST_ATTENTION = f"{_LAYER}.self_attn", f"{_FIRST}.self_attn"
-
-
-def _norm_without_bias(self: Any, x: Tensor) -> Tensor:
-    return F.layer_norm(x, self.normalized_shape, self.weight, None, self.eps)
-
 
 APERTUS = table(
     "apertus",
@@ -89,7 +81,7 @@ PHIMOE = table(
         ("selected_experts, routing_weights)\n", "selected_experts, routing_weights.detach())\n"),
         "backward",
     ),
-    ("norm-bias-missing", f"{_FIRST}.input_layernorm", does(f"{_FIRST}.input_layernorm", _norm_without_bias)),
+    ("norm-bias-missing", f"{_FIRST}.input_layernorm", does(f"{_FIRST}.input_layernorm", wrong.norm_without_bias)),
     ("frequencies-halved", "model.rotary_emb", ("freqs = position_ids[", "freqs = 0.5 * position_ids[")),
     ("keys-from-values", _ATTENTION, ("key_states = self.k_proj(", "key_states = self.v_proj(")),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from . import wrong
@@ -24,17 +22,10 @@ SQUEEZEBERT = table(
     ("last-token", "transformer.pooler", ("hidden_states[:, 0]", "hidden_states[:, -1]")),
 )
 
-
-def _causal(**options: Any) -> Any:
-    from transformers.masking_utils import create_causal_mask
-
-    return create_causal_mask(past_key_values=None, position_ids=None, **options)
-
-
 EUROBERT = table(
     "eurobert",
     ("pooled-over-padding", "", ("(last_hidden_state * attention_mask.unsqueeze(-1)).sum(", "last_hidden_state.sum(")),
-    ("causal", "model", uses("model", create_bidirectional_mask=_causal)),
+    ("causal", "model", uses("model", create_bidirectional_mask=wrong.causal_mask)),
     (
         "heads-not-transposed",
         "model.layers.0.self_attn",

@@ -62,7 +62,9 @@ def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Mo
     if attention == UNPADDED_ATTENTION:
         register()
     config = transformers.AutoConfig.for_model(kind, **options)
-    model: nn.Module = getattr(transformers, head).from_config(config, attn_implementation=attention)
+    made = getattr(transformers, head)
+    build = made.from_config if head.startswith("Auto") else made._from_config
+    model: nn.Module = build(config, attn_implementation=attention)
     return model
 
 

@@ -90,3 +90,47 @@ def waves(random: torch.Generator) -> Batch:
 def scenes(random: torch.Generator) -> Batch:
     """Images with a class for each pixel."""
     return pictures(random) | {"labels": torch.randint(CLASSES, (ROWS, 32, 32), generator=random)}
+
+
+def dialogues(random: torch.Generator) -> Batch:
+    """Tokens, of which four stand for an image."""
+    batch = language(random)
+    batch["input_ids"][:, 1:5] = WORDS - 1
+    batch["labels"][:, 1:5] = -100
+    return batch | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
+
+
+def clips(random: torch.Generator) -> Batch:
+    """Videos of four frames, and their classes."""
+    return {
+        "pixel_values": torch.randn(ROWS, 4, 3, 16, 16, generator=random),
+        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
+    }
+
+
+def spectra(random: torch.Generator) -> Batch:
+    """Spectrograms, and their classes."""
+    return {
+        "input_values": torch.randn(ROWS, 32, 16, generator=random),
+        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
+    }
+
+
+def histories(random: torch.Generator) -> Batch:
+    """Two series of numbers, some of which were not observed, and how they go on."""
+    past = torch.randn(ROWS, 32, 2, generator=random).cumsum(1)
+    return {
+        "past_values": past,
+        "past_observed_mask": torch.rand(ROWS, 32, 2, generator=random) > 0.1,
+        "future_values": past[:, -1:] + torch.randn(ROWS, 4, 2, generator=random),
+    }
+
+
+def spoken(random: torch.Generator) -> Batch:
+    """Frames of sound, of which a part is padding, and what was said."""
+    mask = (torch.arange(24) < torch.tensor([24, 18, 24, 20])[:, None]).long()
+    return {
+        "input_features": torch.randn(ROWS, 24, 8, generator=random) * mask[..., None],
+        "attention_mask": mask,
+        "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
+    }

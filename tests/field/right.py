@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .blind_fourth_models import FOURTH
 from .blind_models import SECOND
 from .blind_third_models import THIRD
 from .further import EVERY, FURTHER
@@ -92,8 +93,11 @@ _PADDED = (
     "apertus",
     "seed_oss",
     "eurobert",
+    "gemma",
+    "nomic_bert",
+    "prelayernorm",
 )
-_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer")
+_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer", "levit", "mobilevitv2")
 
 
 def _right() -> Iterator[Right]:
@@ -127,7 +131,7 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
-    for number, (family, of) in enumerate((SECOND | THIRD).items()):
+    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
         if of.attention:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")

@@ -140,7 +140,7 @@ def test_right_runs_with_padding_before_the_text_do_not_alarm(bench: Bench) -> N
 def test_the_zoo_is_large_and_a_part_of_it_is_held_out() -> None:
     assert len({(mistake.family, mistake.name) for mistake in MISTAKES}) == len(MISTAKES) >= 150
     assert len({(pair.family, pair.name) for pair in RIGHT}) == len(RIGHT) >= 150
-    assert 0.15 < sum(mistake.held_out for mistake in MISTAKES) / len(MISTAKES) < 0.5
+    assert sum(mistake.held_out for mistake in MISTAKES) >= 75
 
 
 def test_places_exist_and_both_sides_start_alike_unless_the_mistake_is_in_the_state() -> None:

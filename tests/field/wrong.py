@@ -29,6 +29,10 @@ def projection_without_bias(self: Any, x: Tensor) -> Tensor:
     return x @ self.weight
 
 
+def norm_without_bias(self: Any, x: Tensor) -> Tensor:
+    return F.layer_norm(x, self.normalized_shape, self.weight, None, self.eps)
+
+
 def gelu(self: Any, x: Tensor) -> Tensor:
     return F.gelu(x)
 
@@ -77,6 +81,27 @@ def sees_next(batch: Any, head: Any, query: Any, key: Any) -> Any:
 def hides_itself(batch: Any, head: Any, query: Any, key: Any) -> Any:
     """A mask whose diagonal is off by one: a token sees itself only if it is the first."""
     return (key < query) | (key == 0)
+
+
+def causal_mask(**options: Any) -> Any:
+    """A causal mask where one in both directions is asked for."""
+    from transformers.masking_utils import create_causal_mask
+
+    return create_causal_mask(past_key_values=None, position_ids=None, **options)
+
+
+def causal_window(**options: Any) -> Any:
+    """A window into the past where one in both directions is asked for."""
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    return create_sliding_window_causal_mask(past_key_values=None, position_ids=None, **options)
+
+
+def mask_that_sees_next(**options: Any) -> Any:
+    """A causal mask that lets a token see the next one."""
+    from transformers.masking_utils import create_causal_mask
+
+    return create_causal_mask(or_mask_function=sees_next, **options)
 
 
 def other_config(config: Any, **options: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .blind_decoders import BLIND_DECODERS
 from .blind_encoders import BLIND_ENCODERS
+from .blind_fourth_decoders import FOURTH_DECODERS
+from .blind_fourth_encoders import FOURTH_ENCODERS
 from .blind_second_decoders import SECOND_DECODERS
 from .blind_second_encoders import SECOND_ENCODERS
 from .blind_third_decoders import THIRD_DECODERS
@@ -30,4 +32,6 @@ MISTAKES = [
     *SECOND_ENCODERS,
     *THIRD_DECODERS,
     *THIRD_ENCODERS,
+    *FOURTH_DECODERS,
+    *FOURTH_ENCODERS,
 ]
