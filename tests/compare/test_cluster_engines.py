@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import tensortap as tt
 from tensortap.cli import app
+from tensortap.compare.join.bands import Assembly, Piece
 from tensortap.compare.measure import engine
 from tensortap.compare.measure.engine import Batch, Serial, Span, Task
 from tensortap.compare.measure.engines import engine_of
@@ -154,11 +156,14 @@ class HerePool(WorkerPool):
     def __init__(self, dies: Callable[[], bool] = lambda: False) -> None:
         self.most, self.submitted, self.closed = 0, 0, False
         self.cancelled: list[Hashable] = []
+        self.sizes: list[int] = []
+        """Tasks of each batch."""
         self._dies = dies
         self._batches: dict[int, Batch] = {}
 
     def submit(self, batch: Batch) -> Hashable:
         self.submitted += 1
+        self.sizes.append(len(batch))
         self._batches[self.submitted] = batch
         self.most = max(self.most, len(self._batches))
         return self.submitted
@@ -191,6 +196,46 @@ def test_few_batches_are_in_flight(tasks: list[Task]) -> None:
     assert pool.closed
     assert done == sorted(done)
     assert done[-1] == sum(task.nbytes for task in tasks * 20)
+
+
+def test_batches_are_joined_and_shrink_towards_the_end(tasks: list[Task]) -> None:
+    """Each task is a batch. Two workers get eight at a time, then half of what is left."""
+    pool = HerePool()
+    assert len(list(PoolEngine(lambda: pool).run(tasks * 5))) == 30
+    assert pool.sizes == [8, 8, 7, 3, 2, 1, 1]
+
+
+def test_few_batches_of_small_tensors_are_joined(tasks: list[Task]) -> None:
+    """A batch of a megabyte has 254 of them. Eight such would take long and be a large message."""
+    small = Task(*(Span(span.name, "float32", (5,), 0, 20) for span in (tasks[0].reference, tasks[0].candidate)))
+    pool = HerePool()
+    assert len(list(PoolEngine(lambda: pool).run([small] * 5080))) == 5080
+    assert pool.sizes[:2] == [4 * 254, 4 * 254]
+    assert max(pool.sizes) == 4 * 254
+
+
+def test_a_joined_batch_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is larger than what is requested together, and has whole tensors beside pieces of one."""
+    monkeypatch.setattr(engine.batches, "__defaults__", (4 << 20,))
+    sizes, at, spans = [(100, 100), (1500, 1000), (7,), (300, 300)] * 4, 0, []
+    for shape in sizes:
+        nbytes = 4 * int(np.prod(shape))
+        spans.append([Span(str(tmp_path / name), "float32", shape, at, nbytes) for name in "rc"])
+        at += nbytes
+    for name, error in (("r", 0.0), ("c", 1e-3)):
+        (tmp_path / name).write_bytes((values(3, (at // 4,)) * np.float32(1 + error)).tobytes())
+    tasks = [Task(*both, size=100.0) for both in spans]
+    pool, expected = HerePool(), {n: repr(measure) for n, measure in Serial().run(tasks)}
+    assert {n: repr(measure) for n, measure in PoolEngine(lambda: pool).run(tasks)} == expected
+    assert max(pool.sizes) > len(set(sizes))
+    whole = {n: repr(measure) for n, measure in PoolEngine(HerePool).run(iter(tasks))}
+    assert whole == expected
+
+
+def test_a_task_survives_pickling() -> None:
+    whole = Assembly((4, 2), ((Piece("part", 3, (4, 2), (((0, 4), (0, 2)),)),),), 0.5)
+    task = Task(Span("a", "bfloat16", (4, 2), 3, 16, whole), Span("b", "float32", (4, 2), 5, 32), 1, 6, 0.5, 0.25, 7.0)
+    assert pickle.loads(pickle.dumps(task)) == task
 
 
 def test_a_batch_is_given_up_after_three_deaths(tasks: list[Task]) -> None:
