@@ -22,7 +22,10 @@ from tensortap.core.placement import Mesh, Placement
 from tensortap.kernels.summary import cpu
 from tensortap.kernels.summary.runs import runs_of
 
-SHAPES = ((2048, 4096), (2048, 1024), (8192, 128), (16384, 24), (8192, 100))
+SHAPES = (
+    *((2048, 4096), (2048, 1024), (2048, 768), (4096, 256), (8192, 128), (8192, 100), (16384, 32), (16384, 24)),
+    *((256, 128), (64, 64), (32, 16)),
+)
 LIMITS = {True: 1.1, False: 1.5}
 """By whether boxes are aligned."""
 

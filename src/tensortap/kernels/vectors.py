@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["add_signed", "add_some_signed", "copy_bytes", "greater", "lesser", "never_inlined", "pointer", "take"]
+__all__ = ["add_signed", "copy_bytes", "greater", "lesser", "never_inlined", "pointer", "spread", "take"]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -66,40 +66,23 @@ def add_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any) -> An
     return types.void(like, types.intp, types.intp, types.uint32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def add_some_signed(typing: Any, like: Any, sums: Any, values: Any, signs: Any, first: Any, end: Any) -> Any:
-    """The same for the values from `first` to `end`. All eight are read, and the others count as zero."""
-    numbers, whole = _vectors(like)
-    bits = like.dtype.bitwidth
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(builder.inttoptr(args[2], whole.as_pointer()), align=bits // 8)
-        lanes = ir.Constant(whole, list(range(8)))
-        bounds = [_spread(builder, builder.trunc(each, _I32) if bits == 32 else each, whole) for each in args[4:6]]
-        meant = builder.and_(builder.icmp_signed(">=", lanes, bounds[0]), builder.icmp_signed("<", lanes, bounds[1]))
-        value = builder.select(meant, value, ir.Constant(whole, [0] * 8))
-        _add_signed(builder, args[1], value, args[3], numbers, whole)
-        return context.get_dummy_value()
-
-    return types.void(like, types.intp, types.intp, types.uint32, types.int64, types.int64), generate
-
-
 def _vectors(like: Any) -> tuple[Any, Any]:
     """Return the types of eight numbers, and of their bits."""
     real = ir.FloatType() if like.dtype == types.float32 else ir.DoubleType()
     return ir.VectorType(real, 8), ir.VectorType(ir.IntType(like.dtype.bitwidth), 8)
 
 
-def _spread(builder: Any, number: Any, whole: Any) -> Any:
+def spread(builder: Any, number: Any, whole: Any) -> Any:
+    """Return a vector of type `whole` with one number in all places."""
     first = builder.insert_element(ir.Constant(whole, ir.Undefined), number, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, 8), [0] * 8))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, whole.count), [0] * whole.count))
 
 
 def _add_signed(builder: Any, sums: Any, value: Any, signs: Any, numbers: Any, whole: Any) -> None:
     bits = whole.element.width
     into = builder.inttoptr(sums, numbers.as_pointer())
-    spread = _spread(builder, signs if bits == 32 else builder.zext(signs, _I64), whole)
-    moved = builder.shl(spread, ir.Constant(whole, [bits - 1 - j for j in range(8)]))
+    signs = spread(builder, signs if bits == 32 else builder.zext(signs, _I64), whole)
+    moved = builder.shl(signs, ir.Constant(whole, [bits - 1 - j for j in range(8)]))
     minus = builder.and_(moved, ir.Constant(whole, [1 << (bits - 1)] * 8))
     signed = builder.bitcast(builder.xor(value, minus), numbers)
     builder.store(builder.fadd(builder.load(into, align=bits // 8), signed), into, align=bits // 8)

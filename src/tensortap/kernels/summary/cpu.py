@@ -26,7 +26,7 @@ from tensortap.errors import UsageError
 from tensortap.kernels.compiling import announced, load
 from tensortap.kernels.sharing import MOST_THREADS, Helpers
 from tensortap.kernels.summary import reference, rows
-from tensortap.kernels.summary.runs import PlacedRuns, placed_array, runs_of
+from tensortap.kernels.summary.parts import Description, placed
 from tensortap.kernels.team import Team
 
 __all__ = ["CONSTANTS_AT", "LAYOUTS", "borrow", "release", "summarize"]
@@ -69,10 +69,10 @@ def summarize(array: Array, threads: int | None = None, placement: Placement | N
     >>> summarize(np.array([3.0, -4.0], np.float32)).l2
     5.0
     """
-    runs = _NO_RUNS
+    described: Description | None = None
     if placement is not None:
-        placed = placed_array(array, placement)
-        array, runs = placed, runs_of(placement, 2 if array.dtype.kind == "c" else 1)
+        array, part = placed(array, placement, CONSTANTS_AT)
+        described = part.describe()
     layout = LAYOUTS.get(array.dtype)
     if layout is None or not array.flags.c_contiguous:
         array = reference.components(array)
@@ -93,13 +93,13 @@ def summarize(array: Array, threads: int | None = None, placement: Placement | N
         records, counter = _scratch.record, _scratch.counter
         records_at, counter_at = _scratch.record_address, _scratch.counter_address
         counter[0] = 0
-    placed_at = (_address(runs.table), len(runs.table)) if runs.moves else (0, 0)
-    work = (layout, _address(array), elements, counter_at, records_at, *placed_at)
+    placed_at = described.address if described is not None else 0
+    work = (layout, _address(array), elements, counter_at, records_at, placed_at)
     if helpers > 0 and threads is None and _team is not None and _team.is_usable():
         arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
-        _team.run(layout.like, (*arguments, CONSTANTS_AT, *placed_at), chunks)
+        _team.run(layout.like, (*arguments, CONSTANTS_AT, placed_at), chunks)
     elif helpers > 0:
-        _helpers.share(partial(_take_chunks, work, (array, records, counter, runs)), helpers)
+        _helpers.share(partial(_take_chunks, work, (array, records, counter, described)), helpers)
     else:
         _take_chunks(work)
     sketch = np.empty(reference.BUCKETS, np.float32)
@@ -122,9 +122,9 @@ def release() -> None:
     _helpers.release()
 
 
-def _take_chunks(work: tuple[_Layout, int, int, int, int, int, int], keep: Any = None) -> None:
+def _take_chunks(work: tuple[_Layout, int, int, int, int, int], keep: Any = None) -> None:
     """Work on chunks until none is left. `keep` keeps the memory alive that a helper uses after the caller is gone."""
-    layout, source, elements, counter, records, runs, runs_count = work
+    layout, source, elements, counter, records, placed = work
     rows.run(
         source,
         elements,
@@ -136,8 +136,7 @@ def _take_chunks(work: tuple[_Layout, int, int, int, int, int, int], keep: Any =
         records,
         _scratch.address,
         CONSTANTS_AT,
-        runs,
-        runs_count,
+        placed,
     )
 
 
@@ -166,7 +165,7 @@ def _address(array: Array) -> int:
 def _compile(like: Array) -> None:
     with announced(rows.run, f"CPU kernel for {8 * like.itemsize}-bit numbers"):
         at = types.int64
-        load(rows.run, (at,) * 5 + (types.float32[::1] if like is _NARROW else types.float64[::1],) + (at,) * 6)
+        load(rows.run, (at,) * 5 + (types.float32[::1] if like is _NARROW else types.float64[::1],) + (at,) * 5)
         load(rows.finish, (at, at, types.float32[::1]))
     _ready.add(like.itemsize)
 
@@ -201,7 +200,6 @@ def _constants() -> npt.NDArray[np.uint8]:
     return np.concatenate(parts)
 
 
-_NO_RUNS = PlacedRuns(np.zeros((1, 2), np.int64), moves=False)
 _NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)
 _TABLES: dict[str, npt.NDArray[np.float32]] = {}
 LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}

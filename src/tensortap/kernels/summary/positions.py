@@ -12,7 +12,7 @@ import numpy as np
 from tensortap.kernels.jit import compiled
 from tensortap.kernels.vectors import add_signed
 
-__all__ = ["WEIGHTS", "add_row", "digest_line", "line_hash", "mix", "moved_by", "signs_of_row"]
+__all__ = ["WEIGHTS", "add_row", "digest_line", "line_hash", "mix", "moved_by", "sign_key", "signs_of_row"]
 
 WEIGHTS = 64
 """Offset of the digest's weights among the constants: 1024 bytes for each order of a line's groups in their slots.
@@ -43,11 +43,17 @@ def digest_line(words: Any, weights: Any) -> Any:
 
 
 @compiled()
+def sign_key(row: int, seed: Any) -> Any:
+    """Return what gives the signs of a row's groups: those of a slot are mix((low + slot) ^ key) >> shift."""
+    first = np.uint64(row >> 2) * np.uint64(128)
+    key = np.uint32(mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
+    return np.uint32(first), key, np.uint32(8 * (row & 3))
+
+
+@compiled()
 def signs_of_row(row: int, seed: Any, out: Any) -> None:
     """Compute the sign bits of the 128 slots, for the group of four rows that has this row."""
-    first = np.uint64(row // 4) * np.uint64(128)
-    key = np.uint32(mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
-    low = np.uint32(first)
+    low, key, _ = sign_key(row, seed)
     for i in range(128):
         out[i] = mix(np.uint32(np.uint32(low + np.uint32(i)) ^ key))
 

@@ -2,7 +2,8 @@
 
 A row is read into the first-level cache once, as float32 if that is exact, else as float64. Three short loops then pass
 over it: digest, moments, sketch. LLVM vectorises each of them; one long loop would run at a quarter of the speed.
-`elements`, `moments`, `positions` and `pieces` have these loops; here are the functions that Python calls.
+`elements`, `moments`, `positions` and, for parts of a tensor, `plans` and `groups` have these loops; here are the
+functions that Python calls.
 
 Memory is passed as addresses: a call costs a microsecond less, and elements of all types share one compiled function.
 numba's cache watches this file only: after a change in a file that it imports loops from, touch it. Constants of the
@@ -19,6 +20,7 @@ from numba import carray, types
 
 from tensortap.kernels.jit import compiled, entry, short_entry
 from tensortap.kernels.summary.elements import CODES, DIRECT, ROW, convert, edge_of, load
+from tensortap.kernels.summary.groups import add_groups
 from tensortap.kernels.summary.moments import (
     COUNT,
     DIGEST,
@@ -35,23 +37,30 @@ from tensortap.kernels.summary.moments import (
     add_moments,
     join,
 )
-from tensortap.kernels.summary.pieces import add_pieces, find_run
+from tensortap.kernels.summary.plans import PLAN_LISTS, find_run, plan_row, scratch_plan, whole_row
 from tensortap.kernels.summary.positions import WEIGHTS, add_row, digest_line, line_hash, moved_by, signs_of_row
-from tensortap.kernels.summary.scratch import FEW, ORDINARY, RAW, SCRATCH, SIGNS, SUMS, VALUES
-from tensortap.kernels.vectors import pointer, take
+from tensortap.kernels.summary.scratch import FEW, GROUPS, ORDINARY, RAW, SCRATCH, SIGNS, SUMS, VALUES
+from tensortap.kernels.vectors import copy_bytes, never_inlined, pointer, take
 
 __all__ = [
     "CHUNK_ROWS",
     "CODES",
+    "CUT",
     "FIELDS",
+    "FIRSTS",
     "ITEM",
+    "LISTS",
+    "PLACED",
     "RECORD",
+    "RUNS",
+    "RUNS_COUNT",
     "SCRATCH",
     "WEIGHTS",
     "WORK",
     "copy_in",
     "finish",
     "is_copy",
+    "plan_part",
     "run",
     "run_many",
     "team_entry",
@@ -62,6 +71,10 @@ CHUNK_ROWS = 256
 FIELDS = 16
 RECORD = FIELDS + 256
 """A chunk's result in 8-byte fields: the numbers of `moments`, then the sketch in float64."""
+RUNS, RUNS_COUNT, CUT, FIRSTS, LISTS = range(5)
+PLACED = LISTS + len(PLAN_LISTS)
+"""Numbers that describe a part: address and number of the rows of `PlacedRuns.table`; whether it has parts of groups;
+the addresses of the first entry of each row in a plan that was made before, and of the plan's lists, or 0."""
 _FOLD = 8  # rows that are summed in float32 before the sums are added in float64: few enough to lose no precision
 _LARGE = 1e37  # a few such numbers overflow a float32 sum, so these rows are added one by one
 
@@ -80,31 +93,57 @@ def _fold(sums: Any, into: Any) -> None:
 
 
 @compiled()
+def _groups_of_row(placed: Any, row: int, n: int, run: int, itemsize: int, room: int, seeds: Any, golden: Any) -> Any:
+    """Return which row of the whole a row of the part is, or -1 and its groups: their number and their plan.
+
+    Also return a run to continue from. `run` is one at or before the row's first element; -1 if none is known.
+    """
+    never_inlined()
+    runs = carray(pointer(placed[RUNS]), (placed[RUNS_COUNT], 2), np.int64)
+    plan = scratch_plan(room)
+    if placed[FIRSTS] != 0:
+        firsts = carray(pointer(placed[FIRSTS]), row + 2, np.int64)
+        first = firsts[row]
+        if firsts[row + 1] > first:
+            at = (placed[LISTS] + 4 * first, placed[LISTS + 1] + first, placed[LISTS + 2] + first)
+            return -1, run, firsts[row + 1] - first, (*at, placed[LISTS + 3] + first, placed[LISTS + 4] + 2 * first)
+    if run < 0:
+        run = find_run(runs, row * ROW)
+    while runs[run + 1, 0] <= row * ROW:
+        run += 1
+    where = whole_row(runs, run, row) if n == ROW else -1
+    if where >= 0:
+        return where, run, 0, plan
+    count, run = plan_row(row * ROW, n, runs, run, itemsize, seeds, golden, plan)
+    return where, run, count, plan
+
+
+@compiled()
 def _chunk(
     source: int,
     elements: int,
     first: int,
     layout: Any,
     like: Any,
-    placed: Any,
+    placed_at: int,
     record: int,
     scratch: int,
     constants: int,
 ) -> None:
     """Summarise up to 256 rows, from row `first` on, into one record.
 
-    `placed` has the address and the number of the runs of a part of a whole; no address if it is the whole.
+    `placed_at` is the address of the PLACED numbers of a part of a whole; 0 if it is the whole.
     """
     itemsize, code, table = layout
-    runs_at, runs_count = placed
-    runs = carray(pointer(runs_at), (runs_count, 2), np.int64)
-    run = find_run(runs, first * ROW) if runs_at != 0 else 0
+    placed = carray(pointer(placed_at), PLACED, np.int64)
+    cut = placed_at != 0 and placed[CUT] != 0
+    run = -1
     signs_of = -1
     tables = constants + WEIGHTS + 1024 * (256 - 2 * (128 // itemsize))
     out = carray(pointer(record), FIELDS, np.float64)
     seeds = carray(pointer(constants), 2, np.uint32)
     golden = carray(pointer(constants + 8), 1, np.uint64)[0]
-    groups = 128 // itemsize  # of a line of the digest
+    line_groups = 128 // itemsize  # of a line of the digest
     signs = carray(pointer(scratch + SIGNS + 1024), 128, np.uint32)
     sums = carray(pointer(scratch + SUMS), ROW, np.float64)
     few = carray(pointer(scratch + FEW), ROW, like.dtype)
@@ -120,21 +159,18 @@ def _chunk(
     for row in range(first, last):
         n = min(ROW, elements - row * ROW)
         start = source + row * ROW * itemsize
-        if n < ROW or start % 8 != 0:
+        if n < ROW or start % 8 != 0 or (cut and (row == 0 or (row + 1) * ROW == elements)):
             load(start, n * itemsize, ROW * itemsize, scratch + RAW)
             start = scratch + RAW
-        where, is_whole = row, runs_at == 0  # a whole row of the whole tensor, and which
-        if not is_whole and n == ROW:
-            while runs[run + 1, 0] <= row * ROW:
-                run += 1
-            pos = runs[run, 1] + row * ROW - runs[run, 0]
-            where, is_whole = pos >> 10, pos & (ROW - 1) == 0 and runs[run + 1, 0] >= (row + 1) * ROW
+        where, groups, plan = row, 0, scratch_plan(scratch + GROUPS)
+        if placed_at != 0:
+            where, run, groups, plan = _groups_of_row(placed, row, n, run, itemsize, scratch + GROUPS, seeds, golden)
         moved = moved_by(where, seeds[1])
-        if is_whole:
-            weights = carray(pointer(tables + moved % groups * 1024), 256, np.uint32)
+        if groups == 0:
+            weights = carray(pointer(tables + moved % line_groups * 1024), 256, np.uint32)
             for k in range(itemsize):
                 words = carray(pointer(start + k * 1024), 256, np.uint32)
-                line = np.uint64(where * itemsize + (k ^ (moved // groups)))
+                line = np.uint64(where * itemsize + (k ^ (moved // line_groups)))
                 digest += digest_line(words, weights) * line_hash(line, golden)
         at = start
         if code != DIRECT:
@@ -145,14 +181,9 @@ def _chunk(
             at = scratch + VALUES
         if largest > _LARGE:
             _fold(few, sums)
-        if not is_whole:
-            bounds = (scratch, scratch + SCRATCH)
-            if source <= at < source + elements * itemsize:
-                bounds = (source, source + elements * itemsize)
-            more, run, signs_of = add_pieces(
-                start, at, bounds, row * ROW, n, runs, run, signs_of, itemsize, like, scratch, constants
-            )
-            digest += more
+        if groups != 0:
+            weights_at, few_at = constants + WEIGHTS, scratch + FEW
+            digest += add_groups(itemsize, cut, like, start, at, weights_at, few_at, plan, groups)
         else:
             if where >> 2 != signs_of:
                 signs_of = where >> 2
@@ -179,12 +210,11 @@ def run(
     records: int,
     scratch: int,
     constants: int,
-    runs: int,
-    runs_count: int,
+    placed: int,
 ) -> None:
     """Work on chunks, as numbers of the dtype of `like`, until none is left. Many threads may run it at once.
 
-    `runs` is the address of `runs_count` rows of `PlacedRuns.table`; 0 for a whole tensor.
+    `placed` is the address of the PLACED numbers of a part; 0 for a whole tensor.
     """
     chunks = (elements + CHUNK_ROWS * ROW - 1) // (CHUNK_ROWS * ROW)
     layout = (itemsize, code, table)
@@ -193,7 +223,32 @@ def run(
         if chunk >= chunks:
             return
         record = records + chunk * RECORD * 8
-        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, (runs, runs_count), record, scratch, constants)
+        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, placed, record, scratch, constants)
+
+
+@entry
+def plan_part(elements: int, itemsize: int, placed_at: int, firsts: Any, room: int, constants: int) -> None:
+    """Write the plans of all rows of a part one after the other, and the first entry of each row into `firsts`.
+
+    `placed_at` has no address of `firsts` yet. Rows that are rows of the whole have no entries. `room` is scratch
+    memory for the plan of one row.
+    """
+    placed = carray(pointer(placed_at), PLACED, np.int64)
+    seeds = carray(pointer(constants), 2, np.uint32)
+    golden = carray(pointer(constants + 8), 1, np.uint64)[0]
+    run, entries = -1, 0
+    for row in range((elements + ROW - 1) // ROW):
+        firsts[row] = entries
+        n = min(ROW, elements - row * ROW)
+        _, run, count, plan = _groups_of_row(placed, row, n, run, itemsize, room, seeds, golden)
+        copy_bytes(placed[LISTS] + 4 * entries, plan[0], 4 * count)
+        copy_bytes(placed[LISTS + 1] + entries, plan[1], count)
+        copy_bytes(placed[LISTS + 2] + entries, plan[2], count)
+        if placed[CUT] != 0:
+            copy_bytes(placed[LISTS + 3] + entries, plan[3], count)
+            copy_bytes(placed[LISTS + 4] + 2 * entries, plan[4], 2 * count)
+        entries += count
+    firsts[(elements + ROW - 1) // ROW] = entries
 
 
 @entry
@@ -256,10 +311,10 @@ def run_many(items: int, count: int, results: int, sketches: int, scratch: int, 
         layout = (item[3], item[4], item[5])
         if item[6] != 0:
             wide = carray(pointer(record), 0, np.float64)
-            _chunk(item[0], item[1], 0, layout, wide, (0, 0), record, scratch + RECORD * 8, constants)
+            _chunk(item[0], item[1], 0, layout, wide, 0, record, scratch + RECORD * 8, constants)
         else:
             narrow = carray(pointer(record), 0, np.float32)
-            _chunk(item[0], item[1], 0, layout, narrow, (0, 0), record, scratch + RECORD * 8, constants)
+            _chunk(item[0], item[1], 0, layout, narrow, 0, record, scratch + RECORD * 8, constants)
         out = carray(pointer(results + at * FIELDS * 8), FIELDS, np.float64)
         sketch = carray(pointer(sketches + at * 1024), 256, np.float32)
         for i in range(FIELDS):
@@ -268,15 +323,15 @@ def run_many(items: int, count: int, results: int, sketches: int, scratch: int, 
             sketch[i] = numbers[FIELDS + i]
 
 
-WORK = 12
+WORK = 11
 """Arguments of a member of the team in 8-byte fields: those of `run` except `like` and `scratch`, then the scratch
 memory of all members and the counter of members."""
 
 
 @compiled()
 def _member(work: Any, like: Any) -> None:
-    scratch = work[10] + take(work[11]) * SCRATCH
-    run(work[0], work[1], work[2], work[3], work[4], like, work[5], work[6], scratch, work[7], work[8], work[9])
+    scratch = work[9] + take(work[10]) * SCRATCH
+    run(work[0], work[1], work[2], work[3], work[4], like, work[5], work[6], scratch, work[7], work[8])
 
 
 def _narrow_member(arguments: Any) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensortap.core.placement import Placement
 from tensortap.kernels.summary.reference import check_placement
 
-__all__ = ["PlacedRuns", "placed_array", "runs_of"]
+__all__ = ["PlacedRuns", "is_entire", "placed_array", "runs_of"]
 
 
 class PlacedRuns(NamedTuple):
@@ -36,6 +36,13 @@ def placed_array(array: npt.NDArray[Any], placement: Placement) -> npt.NDArray[A
     return (
         pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, array.dtype), *(p.reshape(-1) for p in pieces)])
     )
+
+
+def is_entire(shape: tuple[int, ...], placement: Placement) -> bool:
+    """Return whether the boxes have all elements of a local tensor in its own order, so that `placed_array` is it."""
+    chosen = _all_in_one(shape, placement)
+    sizes = (math.prod(shape),) if placement.flat else shape
+    return not placement.order and chosen is not None and tuple(each.stop for each in chosen) == sizes
 
 
 @lru_cache(maxsize=512)
