@@ -28,7 +28,7 @@ from tensortap.report.terminal import table
 from tensortap.report.terminal.bench import bench_page, rate, signed
 from tensortap.report.terminal.times import duration
 
-HF_WAYS = ("default", "leaves", "all kinds", "every tenth")
+HF_WAYS = ("default", "placed", "leaves", "all kinds", "every tenth")
 
 
 def main() -> None:

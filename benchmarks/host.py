@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -33,7 +35,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "all kinds": {"kinds": ALL_KINDS},
     "every tenth": {"steps": range(0, 1 << 40, 10)},
     "tensors": {"keep": "tensors"},
+    "placed": {"layout": {"mesh": {"dp": 2}}},
 }
+"""Options of each tap. `placed` is that of the second of two processes: each record has its place in a whole."""
 
 
 class Block(nn.Module):
@@ -161,7 +165,8 @@ def hooked(model: nn.Module, step: Step, steps: int, wait: Step) -> dict[str, fl
 
 def tapped(options: dict[str, Any]) -> Callable[[nn.Module, Step, int, Step], dict[str, float]]:
     def measure(model: nn.Module, step: Step, steps: int, wait: Step) -> dict[str, float]:
-        with tempfile.TemporaryDirectory() as folder:
+        group = {"RANK": "1", "WORLD_SIZE": "2"} if "layout" in options else {}
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, group):
             started = time.perf_counter()
             with tt.capture(model, Path(folder) / "run", **options) as tap:
                 opened = time.perf_counter() - started

@@ -605,7 +605,7 @@ def test_an_interrupt_during_many_reads_loses_one_at_most(
     interrupts = [KeyboardInterrupt()]
 
     def interrupted(self: Recorder, *given: Any) -> None:
-        *_, slot, step = given
+        *_, slot, step, _ = given
         if step == 9 and slot.module == "2" and interrupts:
             raise interrupts.pop()
         read(self, *given)

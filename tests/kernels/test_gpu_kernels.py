@@ -263,7 +263,7 @@ def test_tensors_read_together_give_the_bits_that_each_gives_alone(kernels: Make
     alone = [device_reader.submit(tensor) for tensor in tensors]
     together: list[Any] = []
 
-    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int) -> None:
+    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int, place: Any) -> None:
         together.append(device_reader.submit_deferred(alias, kind, bound, None))
 
     device_reader.read_deferred = read
@@ -282,7 +282,7 @@ def test_a_tensor_that_waits_is_known_again_and_missed_if_it_changes(kernels: Ma
 
     changes: list[None] = []
 
-    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int) -> None:
+    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int, place: Any) -> None:
         if alias is None:
             changes.append(alias)
         else:

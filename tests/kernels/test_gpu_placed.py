@@ -6,6 +6,7 @@ They run on a GPU where there is one, and everywhere on the CPU, from the same s
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from test_gpu_kernels import FROM_SOURCE, ON_GPU, Make, agree, maker, random
 from test_placed import PLACEMENTS
 
 import tensortap as tt
+from support.fake_gpu import Forever
 from tensortap.core.placement import Placement
 from tensortap.core.records import Summary
+from tensortap.frameworks.device_reader import SlotPlacement
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.kernels.cuda.parts import part_of
 from tensortap.kernels.summary import reference
@@ -130,6 +133,48 @@ def test_which_parts_are_read_like_whole_tensors() -> None:
 def test_too_many_boxes_are_left_to_the_host() -> None:
     boxes = tuple(((2 * n, 4 * n, 2), (0, 0, 3)) for n in range(100))
     assert part_of(Placement((400, 3), boxes), (200, 3), 1) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_parts_read_together_give_the_bits_that_each_gives_alone(kernels: Make, dtype: torch.dtype) -> None:
+    """Among them is a whole tensor. The rest begins at another row of its own whole."""
+    device_reader, device = kernels()
+    shapes = [(64, 1024), (4, 1024), (37, 1000), (1, 5), (20, 8192), (6, 512)]
+    starts = [64, 4, 1024, 0, 4000, 16]
+    tensors = [random(shape, device, dtype) for shape in shapes]
+    placements = [
+        Placement.of_block((2 * start + rows, columns), (start, 0), (rows, columns))
+        for (rows, columns), start in zip(shapes, starts, strict=True)
+    ]
+    alone = [device_reader.submit(each, placement=place) for each, place in zip(tensors, placements, strict=True)]
+    together: list[Any] = []
+
+    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int, place: Any) -> None:
+        together.append(device_reader.submit_deferred(alias, kind, bound, None, place))
+
+    device_reader.read_deferred = read
+    for tensor, placement in zip(tensors, placements, strict=True):
+        base = device_reader.base_of(tensor, placement)
+        place = SlotPlacement(placement, 0, base, tuple(tensor.shape), None)
+        assert base is not None
+        assert device_reader.defer(tensor, Forever(), SimpleNamespace(likely=None), 0, place)
+    device_reader.end_step()
+    one, other = (device_reader.collect(tickets).columns for tickets in (alone, together))
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    whole = reference.summarize(Torch().host(tensors[0]), placements[0])
+    assert int(other["digest"][0]) == whole.digest
+
+
+def test_parts_that_cannot_be_read_together(kernels: Make) -> None:
+    device_reader, device = kernels()
+    tensor = random((8, 1024), device, torch.float32)
+    for placement in (
+        Placement.of_block((64, 1024), (3, 0), (8, 1024)),
+        Placement.of_block((8, 4096), (0, 1024), (8, 1024)),
+        Placement((64, 1024), (((0, 8, 4), (0, 0, 1024)),)),
+        Placement((1024, 64), (((0, 0, 1024), (0, 4, 8)),), order=(1, 0)),
+    ):
+        assert device_reader.base_of(tensor, placement) is None
 
 
 def test_records_of_a_layout_are_those_of_the_host(

@@ -110,7 +110,7 @@ def test_tensors_that_are_read_together_are_divided_as_each_would_be_alone() -> 
     together = device.together("bfloat16", weights=77, turns=PieceCounters(0x9000, 5), stream=5)
     for _ in range(2):
         sizes = enumerate(SIZES)
-        together.read([(0x1000 * (k + 1), size, together.shared_out(size), 100 + k, 200 + k) for k, size in sizes])
+        together.read([(0x1000 * (k + 1), size, together.shared_out(size), 100 + k, 200 + k, 0) for k, size in sizes])
     blocks, stream, memory = kernel.launched[0]
     assert (blocks, stream) == (2 * H200.processors, 5)
     weights, count, pieces, *counting = struct.unpack_from(HEAD, memory)

@@ -14,7 +14,8 @@ from torch import nn
 
 from tensortap.capture import native_classes
 from tensortap.core.host_copies import DeviceBytes
-from tensortap.frameworks.device_reader import DeferralTrial
+from tensortap.core.placement import Placement
+from tensortap.frameworks.device_reader import DeferralTrial, SlotPlacement
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
@@ -24,9 +25,10 @@ from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
 from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PieceCounters, Share
 from tensortap.kernels.cuda.layout import Layout
+from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
-from tensortap.kernels.summary.reference import BUCKETS, digest_weights
+from tensortap.kernels.summary.reference import BUCKETS, ROW, digest_weights
 
 ITEMS = {"float32": 4, "float64": 8}
 
@@ -45,8 +47,17 @@ class FakeGpu:
         assert layout.code == 0, "only tensors that lie contiguously can be read here"
         return FakePlan(self, dtype, elements)
 
-    def together(self, dtype: str, *, weights: int, turns: PieceCounters, stream: int) -> FakeTogether:
-        return FakeTogether(self, dtype)
+    def plan_part(self, dtype: str, part: Part, *, weights: int, turns: PieceCounters, stream: int) -> FakePlan:
+        if part.base >= 0:
+            return FakePlan(self, dtype, part.elements, part.base * ROW)
+        (run,) = part.boxes
+        assert not run.sizes and not run.offset, "only parts that are one run can be read here"
+        return FakePlan(self, dtype, part.elements, run.position)
+
+    def together(
+        self, dtype: str, placed: bool = False, *, weights: int, turns: PieceCounters, stream: int
+    ) -> FakeTogether:
+        return FakeTogether(self, dtype, placed)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
         assert 0 < len(pending) <= 4 * MOST_FINISHED
@@ -55,36 +66,39 @@ class FakeGpu:
 class FakePlan:
     pieces = 1
 
-    def __init__(self, gpu: FakeGpu, dtype: str, elements: int) -> None:
-        self._gpu, self._dtype, self._elements = gpu, dtype, elements
+    def __init__(self, gpu: FakeGpu, dtype: str, elements: int, start: int = 0) -> None:
+        self._gpu, self._dtype, self._elements, self._start = gpu, dtype, elements, start
 
     def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
         self._gpu.alone += 1
-        summary = summary_at(address, self._elements, self._dtype)
+        summary = summary_at(address, self._elements, self._dtype, self._start)
         found = result_at(result)
         found["unchanged"] = bool(known) and result_at(known)["probe"][0] == int(summary.digest) % 2**32
         write(found, summary)
 
 
 class FakeTogether:
-    def __init__(self, gpu: FakeGpu, dtype: str) -> None:
-        self._gpu, self._dtype = gpu, dtype
+    def __init__(self, gpu: FakeGpu, dtype: str, placed: bool) -> None:
+        self._gpu, self._dtype, self._placed = gpu, dtype, placed
 
     def shared_out(self, elements: int) -> Share:
         return 1, elements // (8 * 1024) // 2, 0
 
-    def read(self, tensors: Sequence[tuple[int, int, Share, int, int]]) -> None:
+    def read(self, tensors: Sequence[tuple[int, int, Share, int, int, int]]) -> None:
         assert 0 < len(tensors) <= MOST_TOGETHER
         self._gpu.together_.append(len(tensors))
-        for address, elements, _, _, result in tensors:
+        assert self._placed == any(base for *_, base in tensors)
+        for address, elements, _, _, result, base in tensors:
             found = result_at(result)
             found["unchanged"] = False
-            write(found, summary_at(address, elements, self._dtype))
+            write(found, summary_at(address, elements, self._dtype, base * ROW))
 
 
-def summary_at(address: int, elements: int, dtype: str) -> Any:
-    data = ctypes.string_at(address, elements * ITEMS[dtype])
-    return summarize(np.frombuffer(data, dtype))
+def summary_at(address: int, elements: int, dtype: str, start: int = 0) -> Any:
+    """Return the summary of elements in memory, the first of which is at this position of a whole."""
+    array = np.frombuffer(ctypes.string_at(address, elements * ITEMS[dtype]), dtype)
+    placement = Placement.of_block((start + elements,), (start,), (elements,)) if start else None
+    return summarize(array, placement=placement)
 
 
 def result_at(address: int) -> Any:
@@ -126,9 +140,9 @@ class FakeReader(CudaReader):
             self.waited += len(self._deferred)
         super()._run_deferred()
 
-    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         self.tried += 1
-        super().submit_trial(tensor, trial)
+        super().submit_trial(tensor, trial, place)
 
     def parts(self, tensor: torch.Tensor) -> Iterator[DeviceBytes]:
         return OpsReader().parts(tensor)

@@ -22,15 +22,19 @@ def load() -> ModuleType | None:
     from tensortap.capture.follower import NoGradient, PlannedCall, PlannedEnd
     from tensortap.capture.hook_guard import HookGuard
     from tensortap.capture.host_rows import CopiedTensor, HostRows
+    from tensortap.capture.placer import Placer
     from tensortap.capture.recorder import Recorder
     from tensortap.capture.slots import RecordSlot
     from tensortap.capture.templates import Template
     from tensortap.capture.tree import Site
+    from tensortap.frameworks.device_reader import SlotPlacement
     from tensortap.frameworks.tensor_kind import TensorKind
     from tensortap.kernels.summary.batch import SummaryBatch
 
-    classes = (CopiedTensor, HostRows, ModuleCall, NoGradient, PlannedCall, PlannedEnd, RecordSlot, Recorder, Site)
-    module.configure({cls.__name__: cls for cls in (*classes, HookGuard, SummaryBatch, Template, TensorKind)})
+    calls = HookGuard, ModuleCall, NoGradient, PlannedCall, PlannedEnd, Site, Template
+    records = CopiedTensor, HostRows, Placer, RecordSlot, Recorder, SlotPlacement, SummaryBatch, TensorKind
+    classes: tuple[type, ...] = *calls, *records
+    module.configure({cls.__name__: cls for cls in classes})
     return module
 
 

@@ -15,6 +15,7 @@ from tensortap.capture.tree import Site
 from tensortap.core.placement import GUESS, PARTIAL, REPLICA, SHARD, Mesh, Placement
 from tensortap.core.positions import Division, divide
 from tensortap.core.records import STATE_KINDS, Key, display_name
+from tensortap.frameworks.device_reader import SlotPlacement
 from tensortap.frameworks.placing import DATA_AXES, PIPELINE_AXES, SEQUENCE_AXES, ModelPlacer, StageInfo
 
 __all__ = ["Placer"]
@@ -23,7 +24,20 @@ _INPUTS = ("input", "grad_input")
 
 
 class Placer:
-    """Finds the placement of each record of one model."""
+    """Finds the placement of each record of one model. `native/deferred.h` reads its `batch`."""
+
+    __slots__ = (
+        "_cache",
+        "_data_axes",
+        "_forward",
+        "_layout",
+        "_model",
+        "_notice",
+        "_own_names",
+        "_wrong",
+        "batch",
+        "mesh",
+    )
 
     def __init__(
         self,
@@ -40,10 +54,12 @@ class Placer:
         known = [] if model is None else list(model.data_axes)
         known += [name for name in (mesh.names if mesh is not None else ()) if name in DATA_AXES and name not in known]
         self._data_axes = [name for name in known if mesh is not None and mesh.size(name) > 1]
-        self._batch: tuple[int, int, tuple[int, ...]] | None = None
-        """Step, micro step and shape of the first input of the forward in progress."""
+        self.batch: tuple[int, int, tuple[int, ...]] | None = None
+        """Step, micro step and shape of the first input of the forward in progress. Equal shapes of two forwards in a
+        row are one object."""
         self._forward: dict[tuple[str, int, str, str], Placement | None] = {}
-        """Placements of a forward's tensors, for their gradients; None where it is not known."""
+        """Placements of a forward's tensors, for their gradients; None where it is not known. They stay for later steps
+        of the same batch shape, in which placements are not looked for again."""
         self._cache: dict[Any, tuple[bool, Placement | None]] = {}
         self._wrong: set[str] = set()
 
@@ -67,6 +83,21 @@ class Placer:
             return found
         axes = {axis: role for axis, role in found.axes.items() if axis not in without}
         return found if len(axes) == len(found.axes) else replace(found, axes=axes)
+
+    def follows_from_shape(self, tensor: Any) -> bool:
+        """Return whether tensors of this one's slot and shape have its placement as long as `batch` has that shape."""
+        return self._model is None or self._model.of_tensor(tensor) is None
+
+    def is_current(self, place: SlotPlacement, kind: str, step: int, micro: int) -> bool:
+        """Return whether a placement of an earlier record still holds for one of its shape.
+
+        The first input of a forward is placed anew, since it begins one.
+        """
+        if self.batch is None:
+            return place.batch is None and kind != "input"
+        if kind == "input" and self.batch[:2] != (step, micro):
+            return False
+        return place.batch is self.batch[2]
 
     def key_in_whole(self, key: Key) -> Key:
         """Return the key of a record among those of all stages.
@@ -108,10 +139,8 @@ class Placer:
 
     def _of_value(self, tensor: Any, shape: tuple[int, ...], key: Key, site: Site) -> Placement | None:
         gradient = key.kind.startswith("grad_")
-        if key.kind == "input" and shape and (self._batch is None or self._batch[:2] != (key.step, key.micro)):
-            self._batch = key.step, key.micro, shape
-            if key.micro == 0:
-                self._forward.clear()
+        if key.kind == "input" and shape and (self.batch is None or self.batch[:2] != (key.step, key.micro)):
+            self._begin_forward(key.step, key.micro, shape)
         given, placement = self._given(shape, key, key.module)
         if given:
             return placement
@@ -131,6 +160,13 @@ class Placer:
         if not gradient:
             self._forward[spot] = found
         return found
+
+    def _begin_forward(self, step: int, micro: int, shape: tuple[int, ...]) -> None:
+        if self.batch is not None and self.batch[2] == shape:
+            shape = self.batch[2]
+        elif micro == 0:
+            self._forward.clear()
+        self.batch = step, micro, shape
 
     def _of_gradient(self, forward: Placement, shape: tuple[int, ...]) -> Placement | None:
         """Return the placement of a gradient: that of its value, where a sum that was due has made replicas."""
@@ -185,7 +221,7 @@ class Placer:
         return Placement(tuple(whole), (tuple(box),), {**dict.fromkeys(axes, SHARD), **found.axes}, GUESS)
 
     def _batch_dimension(self, shape: tuple[int, ...]) -> int | None:
-        first = self._batch[2] if self._batch is not None else ()
+        first = self.batch[2] if self.batch is not None else ()
         if not first:
             return None
         if shape[0] == first[0] or (len(first) > 1 and shape[0] == first[0] * first[1]):

@@ -26,7 +26,7 @@ from tensortap.core import dtypes, statistics
 from tensortap.core.placement import Placement
 from tensortap.core.records import Location, Record, Summary
 from tensortap.frameworks.base import Framework, Identity
-from tensortap.frameworks.device_reader import DeferralBound, DeviceReader
+from tensortap.frameworks.device_reader import DeferralBound, DeviceReader, SlotPlacement
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.batch import MOST_COPIED
@@ -94,6 +94,7 @@ class Recorder:
         "_most_known",
         "_numbers",
         "_pending",
+        "_placement_numbers",
         "_rank",
         "_repeated",
         "_seq",
@@ -134,6 +135,7 @@ class Recorder:
         self._numbers = count()
         self.placer: Placer | None = None
         """Finds where in a whole each tensor sits; None in a run of one process."""
+        self._placement_numbers: set[int] = set()
         self._host_rows: HostRows | None = None
         self._repeated, self._device_columns = RepeatedColumns(), RepeatedColumns()
         self.compares_gradients = True
@@ -164,8 +166,8 @@ class Recorder:
         False, the caller records the tensor now.
         """
         self._decided = None
-        if self.placer is not None:  # its position must be known while the tensor is at hand
-            return False
+        if self.placer is not None:
+            return self._take_placed(tensor, slot, step)
         if slot.keep == "summary" and self._copies_small:
             memory = self._framework.host_memory(tensor, slot.likely)
             if memory is None and (gathered := self._framework.gathered(tensor, MOST_COPIED)) is not None:
@@ -188,6 +190,18 @@ class Recorder:
         read, when = self._decided = self._decide(device_reader, tensor, slot, step)
         return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step)
 
+    def _take_placed(self, tensor: Any, slot: RecordSlot, step: int) -> bool:
+        """Do as `take`, in a run of several processes. Small tensors in host memory have no quick way there."""
+        if not self._device_readers or type(tensor) not in self._framework.plain_tensors:
+            return False
+        if (device_reader := self._framework.device_reader(tensor)) is None:
+            return False
+        place = self._place_of(device_reader, tensor, slot, step)
+        if place is None or place.base is None:
+            return False
+        read, when = self._decided = self._decide(device_reader, tensor, slot, step, place)
+        return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step, place)
+
     def quickest_take(self) -> Callable[[Any, RecordSlot, int], bool]:
         """Return `take`, or what does the same in less time."""
         native = native_classes.load()
@@ -199,7 +213,7 @@ class Recorder:
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None
         if self.placer is not None:
-            self._record_placed(tensor, slot, step)
+            self._record_placed(tensor, slot, step, decided)
             return
         self._run_deferred()
         if (device_reader := self._framework.device_reader(tensor)) is None:
@@ -288,6 +302,7 @@ class Recorder:
         bound: DeferralBound,
         slot: Any,
         step: int,
+        place: SlotPlacement | None = None,
     ) -> None:
         """Record a deferred tensor, an alias of which is given; None if it has changed since."""
         # This runs for most tensors of a step, on the thread that launches it: keep calls few.
@@ -298,13 +313,16 @@ class Recorder:
         pending = self._pending
         if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
             pending = self._new_pending(device_reader)
+        number = None if place is None else place.number
+        token = _placed_token(token, number)
         before = pending.known.get(token)
-        ticket = device_reader.submit_deferred(alias, kind, bound, None if before is None else pending.tickets[before])
+        known = None if before is None else pending.tickets[before]
+        ticket = device_reader.submit_deferred(alias, kind, bound, known, place)
         if slot.used == step:
             slot = self.slots.claim(slot, step)
         else:
             slot.used = step
-        pending.append(slot, step, self._seq, kind.name, kind.shape, ticket, before)
+        pending.append(slot, step, self._seq, kind.name, kind.shape, ticket, before, number)
         if slot.kind == "param_grad":
             self._note_gradient(slot, (pending, len(pending) - 1))
         if before is None:
@@ -312,7 +330,12 @@ class Recorder:
         self._seq += 1
 
     def _decide(
-        self, device_reader: DeviceReader, tensor: Any, slot: RecordSlot, step: int
+        self,
+        device_reader: DeviceReader,
+        tensor: Any,
+        slot: RecordSlot,
+        step: int,
+        place: SlotPlacement | None = None,
     ) -> tuple[ReadSlot | None, str]:
         """Return when to read a tensor on a device; see `ReadOrder.when`."""
         # Parameters and buffers are read when nothing runs.
@@ -325,7 +348,10 @@ class Recorder:
             token = device_reader.describe(tensor)[0]
             if self._pending is None or self._pending.device_reader is not device_reader:
                 return _NOW
-            if token is None or token not in self._pending.known:
+            if (
+                token is None
+                or _placed_token(token, None if place is None else place.number) not in self._pending.known
+            ):
                 return _NOW
         return self.read_order.when(slot, step)
 
@@ -364,20 +390,65 @@ class Recorder:
         for device_reader in self._device_readers:
             device_reader.close()
 
-    def _record_placed(self, tensor: Any, slot: RecordSlot, step: int) -> None:
+    def _record_placed(
+        self, tensor: Any, slot: RecordSlot, step: int, decided: tuple[ReadSlot | None, str] | None
+    ) -> None:
         """Record a tensor of a run of several processes, whose position in the whole is found now."""
         self._run_deferred()
-        placement = self._place(tensor, slot, step)
+        device_reader = self._framework.device_reader(tensor)
+        place = None if device_reader is None else self._place_of(device_reader, tensor, slot, step)
+        if place is None:
+            placement = self._place(tensor, slot, step)
+            slot = self._slot_in_whole(slot, step)
+        else:
+            placement = place.placement
+        if (device_reader := self._reader_of(tensor, placement)) is None:
+            self._record_here(tensor, slot, step, placement)
+            return
+        read, when = _NOW
+        if place is not None and place.base is not None:
+            read, when = decided or self._decide(device_reader, tensor, slot, step, place)
+        trial = read if when == "twice" else None
+        self._record_there(device_reader, slot, step, tensor, trial, placement=placement, place=place)
+
+    def _slot_in_whole(self, slot: RecordSlot, step: int) -> RecordSlot:
+        """Return the slot of a record under the name that its module has among those of all stages."""
         assert self.placer is not None
         module = self.placer.key_in_whole(slot.key(step)).module
-        if module != slot.module:
-            slot = self.slots.find(
-                slot.micro, slot.phase, slot.site, slot.call, slot.kind, slot.path, slot.keep, module
-            )
-        if (device_reader := self._reader_of(tensor, placement)) is not None:
-            self._record_there(device_reader, slot, step, tensor, placement=placement)
-        else:
-            self._record_here(tensor, slot, step, placement)
+        if module == slot.module:
+            return slot
+        return self.slots.find(slot.micro, slot.phase, slot.site, slot.call, slot.kind, slot.path, slot.keep, module)
+
+    def _place_of(self, device_reader: DeviceReader, tensor: Any, slot: RecordSlot, step: int) -> SlotPlacement | None:
+        """Return where a tensor on a device sits: as the slot's last one, if nothing says otherwise.
+
+        Return None if the record has another name in the whole.
+        """
+        assert self.placer is not None
+        shape, place = self._framework.local_shape(tensor), slot.place
+        if (
+            place is not None
+            and place.shape == shape
+            and type(tensor) in self._framework.plain_tensors
+            and self.placer.is_current(place, slot.kind, step, slot.micro)
+        ):
+            return place
+        if self._slot_in_whole(slot, step) is not slot:
+            return None
+        placement = self._place(tensor, slot, step)
+        number, base = None, 0 if type(tensor) in self._framework.plain_tensors else None
+        if placement is not None:
+            number = self._number_of(placement)
+            base = base if base is None else device_reader.base_of(tensor, placement)
+        batch = None if self.placer.batch is None else self.placer.batch[2]
+        place = SlotPlacement(placement, number, base, shape, batch)
+        slot.place = place if self.placer.follows_from_shape(tensor) else None
+        return place
+
+    def _number_of(self, placement: Placement) -> int:
+        number = self._writer.number_of(placement)
+        self._placement_numbers.add(number)
+        return number
 
     def _place(self, tensor: Any, slot: RecordSlot, step: int) -> Placement | None:
         if self.placer is None:
@@ -442,6 +513,7 @@ class Recorder:
         trial: ReadSlot | None = None,
         repeats: int | None = None,
         placement: Placement | None = None,
+        place: SlotPlacement | None = None,
     ) -> None:
         """Record a tensor on its device. `trial` is the slot of one that is also read again later.
 
@@ -457,14 +529,14 @@ class Recorder:
             token = None
         placed = None
         if placement is not None:
-            placed = self._writer.number_of(placement)
-            token = None if token is None else (placed, token)
+            placed = self._number_of(placement)
+            token = None if token is None else _placed_token(token, placed)
         before = pending.known.get(token)
         if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
             device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
         ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat, placement)
         if trial is not None and token is not None:
-            device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)))
+            device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)), place)
         location, newly = None, False
         if keep != "summary":
             location = pending.location(before)
@@ -501,8 +573,9 @@ class Recorder:
     def forget(self, tensor: Any) -> None:
         """Take a tensor for another one than before: its memory was reused, and no version counts that."""
         if (device_reader := self._framework.device_reader(tensor)) is not None:
-            if self._pending is not None:
-                self._pending.known.pop(device_reader.describe(tensor)[0], None)
+            if self._pending is not None and (token := device_reader.describe(tensor)[0]) is not None:
+                for number in (None, *self._placement_numbers):
+                    self._pending.known.pop(_placed_token(token, number), None)
         elif (identity := self._framework.identity(tensor)) is not None:
             self._known.pop(identity.token, None)  # copies of small tensors are compared byte by byte
 
@@ -517,6 +590,11 @@ class Recorder:
         if len(self._known) > self._most_known:
             self._known = {token: known for token, known in self._known.items() if known.alive()}
             self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
+
+
+def _placed_token(token: Hashable, number: int | None) -> Hashable:
+    """Return the identity of a tensor that has the placement of this number: with another one, it is read again."""
+    return token if number is None else (number, token)
 
 
 def _must_put(location: Location | None, keep: Keep) -> bool:

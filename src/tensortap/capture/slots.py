@@ -8,6 +8,7 @@ from typing import Any
 from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.core.records import Key
+from tensortap.frameworks.device_reader import SlotPlacement
 from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["RecordSlot", "SlotTable", "by_key"]
@@ -18,7 +19,7 @@ _MOST = 100_000
 class RecordSlot:
     """A record as it comes in every step. Making it takes longer than anything else that a record needs."""
 
-    __slots__ = ("call", "keep", "kind", "likely", "micro", "module", "path", "phase", "read", "site", "used")
+    __slots__ = ("call", "keep", "kind", "likely", "micro", "module", "path", "phase", "place", "read", "site", "used")
 
     def __init__(
         self, micro: int, phase: str, site: Site, call: int, kind: str, path: str, keep: Keep, module: str
@@ -37,6 +38,8 @@ class RecordSlot:
         """The kind of its last tensor, if that was a plain one."""
         self.read: Any = None
         """When to read its tensors on a device, see `deferred.read_order`; None until the first of them came."""
+        self.place: SlotPlacement | None = None
+        """The placement of its last tensor on a device, in a run of several processes."""
 
     def key(self, step: int) -> Key:
         """Return the identity of this slot's record in a step."""

@@ -20,6 +20,7 @@ __all__ = [
     "DeviceReader",
     "NativeReads",
     "ReadDeferred",
+    "SlotPlacement",
     "TensorDescription",
     "TokenHold",
 ]
@@ -57,8 +58,32 @@ class DeferredSlot(Protocol):
     """The kind of its last tensor."""
 
 
-ReadDeferred = Callable[[Any, TensorKind, Hashable, DeferralBound, Any, int], None]
-"""Takes an alias of a deferred tensor, or None; its kind, token and bound; and its slot and step."""
+class SlotPlacement:
+    """Where in a whole the tensors of a slot sit, as long as they have the same shape and the batch has its shape."""
+
+    __slots__ = ("base", "batch", "number", "placement", "shape")
+
+    def __init__(
+        self,
+        placement: Placement | None,
+        number: int | None,
+        base: int | None,
+        shape: tuple[int, ...],
+        batch: tuple[int, ...] | None,
+    ) -> None:
+        self.placement = placement
+        """None if it is not known."""
+        self.number = number
+        """Of the placement, in the run."""
+        self.base = base
+        """See `DeviceReader.base_of`; 0 if the placement is not known."""
+        self.shape = shape
+        self.batch = batch
+        """The shape of the forward's first input, as the placer holds it."""
+
+
+ReadDeferred = Callable[[Any, TensorKind, Hashable, DeferralBound, Any, int, SlotPlacement | None], None]
+"""Takes an alias of a deferred tensor, or None; its kind, token and bound; its slot, step and placement."""
 
 
 class DeferralTrial(Protocol):
@@ -122,6 +147,12 @@ class DeviceReader(Protocol):
     def can_place(self, tensor: Any, placement: Placement) -> bool:
         """Return whether `submit` takes this placement of the tensor."""
 
+    def base_of(self, tensor: Any, placement: Placement) -> int | None:
+        """Return the row of the whole that the tensor's first row is; None if it cannot be read together with others.
+
+        It can if all of its elements are neighbours in the whole, too, and begin where a row does.
+        """
+
     read_deferred: ReadDeferred
     """Called with each deferred tensor when it is its turn."""
 
@@ -132,20 +163,24 @@ class DeviceReader(Protocol):
     def native_reads(self) -> NativeReads | None:
         """What `native/deferred.h` needs to run deferred reads; None if it cannot."""
 
-    def defer(self, tensor: Any, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+    def defer(
+        self, tensor: Any, bound: DeferralBound, slot: DeferredSlot, step: int, place: SlotPlacement | None = None
+    ) -> bool:
         """Call `read_deferred` later with an alias of the tensor, so that several reads share one launch.
 
         The tensor may be freed meanwhile but not changed: if it was, the alias is None. Return False if the read cannot
         be deferred.
         """
 
-    def submit_deferred(self, alias: Any, kind: TensorKind, bound: DeferralBound, known: Any) -> Any:
+    def submit_deferred(
+        self, alias: Any, kind: TensorKind, bound: DeferralBound, known: Any, place: SlotPlacement | None = None
+    ) -> Any:
         """Do as `submit`, inside `read_deferred`. The tensor is not read if `known` is given: it was not changed."""
 
     def run_deferred(self) -> None:
         """Run all deferred reads, because the next tensor must be read now and records have an order."""
 
-    def submit_trial(self, tensor: Any, trial: DeferralTrial) -> None:
+    def submit_trial(self, tensor: Any, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         """Summarise a tensor that was just submitted again, as late as a deferred read would happen at the latest.
 
         A tensor whose read cannot be deferred is skipped.

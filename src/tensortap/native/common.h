@@ -18,7 +18,7 @@
     X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
     X(_run_deferred) X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin_planned) X(clear) X(data_ptr)    \
-    X(detach) X(dtype) X(edges_of_planned) X(end_planned) X(forward) X(handle) X(is_contiguous) X(is_cpu)    \
+    X(detach) X(dtype) X(edges_of_planned) X(end_planned) X(forward) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
     X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
     X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
     X(requires_grad) X(shape) X(state) X(storage_offset) X(summary) X(take) X(untyped_storage) X(values)    \
@@ -43,7 +43,7 @@ static int make_names(void)
    time. `configure` fills the table in. */
 #define FIELDS(X)                                                                                                      \
     X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)             \
-    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(TensorKind, dtype) X(TensorKind, shape)              \
+    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(RecordSlot, micro) X(RecordSlot, place) X(TensorKind, dtype) X(TensorKind, shape)              \
     X(TensorKind, name) X(TensorKind, elements) X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number)    \
     X(CopiedTensor, batch) X(CopiedTensor, row) X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather)         \
     X(Recorder, _host_rows) X(Recorder, _pending) X(Recorder, _seq) X(Recorder, read_order)                            \
@@ -53,10 +53,11 @@ static int make_names(void)
     X(PlannedEnd, output_slots) X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks)       \
     X(ModuleCall, autograd) X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain)       \
     X(Template, arguments) X(Template, text) X(Site, name) X(HookGuard, listening) X(HookGuard, lock)                  \
-    X(HookGuard, seconds)
+    X(HookGuard, seconds) X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number)          \
+    X(SlotPlacement, shape)
 #define CLASSES(X)                                                                                                     \
     X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)     \
-    X(Template) X(Site) X(NoGradient) X(SummaryBatch) X(HookGuard)
+    X(Template) X(Site) X(NoGradient) X(SummaryBatch) X(HookGuard) X(Placer) X(SlotPlacement)
 
 /* The same for reads on a device; `configure_device` fills them in. */
 #define DEVICE_FIELDS(X)                                                                                               \
@@ -66,7 +67,7 @@ static int make_names(void)
     X(Lane, _most_waiting) X(Lane, _seen) X(Lane, _waiting) X(Batch, missed) X(Batch, size)            \
     X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(CudaTicket, known) X(WaitingTensor, tensor)   \
     X(WaitingTensor, elements) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
-    X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(ReadSlot, changed) X(ReadSlot, later_until) \
+    X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed) X(ReadSlot, later_until) \
     X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, _before)                        \
     X(PendingRows, _dtypes) X(PendingRows, _held) X(PendingRows, _placements) X(PendingRows, _seqs)                    \
     X(PendingRows, _shapes) X(PendingRows, _slots) X(PendingRows, _steps) X(PendingRows, device_reader)                \

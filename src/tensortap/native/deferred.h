@@ -54,8 +54,34 @@ static int continues(PyObject *reader, PyObject *deferred)
     return is;
 }
 
-/* The identity token, as `CudaReader.describe` returns it, and the storage: new references. */
-static PyObject *token_of(PyObject *tensor, PyObject *kind, PyObject *version, PyObject **storage)
+/* Find where in a whole the tensors of a slot sit: None in a run of one process. Whether that is known; see
+   `Placer.is_current`. */
+static int placement_of(PyObject *recorder, PyObject *slot, PyObject *kind, PyObject *step, PyObject **place)
+{
+    PyObject *placer = GET(Recorder, recorder, placer), *found = GET(RecordSlot, slot, place);
+    *place = Py_None;
+    if (placer == Py_None) {
+        return 1;
+    }
+    if (!IS(Placer, placer) || !IS(SlotPlacement, found) || GET(SlotPlacement, found, base) == Py_None) {
+        return 0;
+    }
+    PyObject *batch = GET(Placer, placer, batch);
+    int begun = PyTuple_Check(batch), is = is_equal(GET(RecordSlot, slot, kind), s_input);
+    if (is < 0 || GET(SlotPlacement, found, batch) != (begun ? PyTuple_GET_ITEM(batch, 2) : Py_None)) {
+        return is < 0 ? -1 : 0;
+    }
+    if (is && (!begun || (is = is_equal(PyTuple_GET_ITEM(batch, 0), step)) < 1 ||
+               (is = is_equal(PyTuple_GET_ITEM(batch, 1), GET(RecordSlot, slot, micro))) < 1)) {
+        return begun ? is : 0; /* it begins a forward */
+    }
+    *place = found;
+    return is_equal(GET(SlotPlacement, found, shape), GET(TensorKind, kind, shape));
+}
+
+/* The identity token, as `CudaReader.describe` returns it, with the number of its placement, and the storage: new
+   references. */
+static PyObject *token_of(PyObject *tensor, PyObject *kind, PyObject *version, PyObject *place, PyObject **storage)
 {
     PyObject *shape = GET(TensorKind, kind, shape), *token = NULL, *at = NULL, *offset = NULL;
     if ((*storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage)) == NULL ||
@@ -79,17 +105,26 @@ static PyObject *token_of(PyObject *tensor, PyObject *kind, PyObject *version, P
         Py_INCREF(size);
         PyTuple_SET_ITEM(token, 4 + i, size);
     }
-    return token;
+    if (place == Py_None || GET(SlotPlacement, place, number) == Py_None) {
+        return token;
+    }
+    PyObject *placed = PyTuple_Pack(2, GET(SlotPlacement, place, number), token);
+    Py_DECREF(token);
+    if (placed == NULL) {
+        Py_CLEAR(*storage);
+    }
+    return placed;
 }
 
 /* Whether the step has shown this tensor before. */
-static int is_known(PyObject *recorder, PyObject *reader, PyObject *tensor, PyObject *kind, PyObject *version)
+static int is_known(PyObject *recorder, PyObject *reader, PyObject *tensor, PyObject *kind, PyObject *version,
+                    PyObject *place)
 {
     PyObject *pending = GET(Recorder, recorder, _pending), *storage;
     if (!IS(PendingRows, pending) || GET(PendingRows, pending, device_reader) != reader) {
         return 0;
     }
-    PyObject *token = token_of(tensor, kind, version, &storage);
+    PyObject *token = token_of(tensor, kind, version, place, &storage);
     int known = token == NULL ? -1 : PyDict_Contains(GET(PendingRows, pending, known), token);
     Py_XDECREF(token);
     Py_XDECREF(storage);
@@ -100,7 +135,7 @@ static int is_known(PyObject *recorder, PyObject *reader, PyObject *tensor, PyOb
 /* --- deferring ------------------------------------------------------------------------------------------------------- */
 /* Append a read, as `DeferredReads.add` does, and run all of them if they are due. */
 static int add_read(PyObject *reader, PyObject *deferred, PyObject *tensor, PyObject *version, long long address,
-                    PyObject *slot, PyObject *step)
+                    PyObject *slot, PyObject *step, PyObject *place)
 {
     PyObject *seen = GET(DeferredReads, deferred, _seen), *lane = GET(DeferredReads, deferred, lane);
     PyObject *read = GET(RecordSlot, slot, read), *kind = GET(RecordSlot, slot, likely);
@@ -115,7 +150,7 @@ static int add_read(PyObject *reader, PyObject *deferred, PyObject *tensor, PyOb
     PyObject *alias = PyObject_CallMethodNoArgs(tensor, s_detach), *entry = NULL;
     PyObject *at = alias == NULL ? NULL : PyLong_FromLongLong(address);
     if (at != NULL) {
-        entry = PyTuple_Pack(7, alias, version, at, kind, read, slot, step);
+        entry = PyTuple_Pack(8, alias, version, at, kind, read, slot, step, place);
     }
     int failed = entry == NULL || PyList_Append(seen, entry);
     Py_XDECREF(alias);
@@ -184,11 +219,10 @@ static int may_wait(PyObject *recorder, PyObject *slot, PyObject *step, int *for
 /* Defer the read of a tensor on a device, as `Recorder.take` does. */
 static int take_later(PyObject *recorder, PyObject *readers, PyObject *tensor, PyObject *slot, PyObject *step)
 {
-    if (core == NULL || PyList_GET_SIZE(readers) != 1 || !IS(RecordSlot, slot) ||
-        GET(Recorder, recorder, placer) != Py_None) {
+    if (core == NULL || PyList_GET_SIZE(readers) != 1 || !IS(RecordSlot, slot)) {
         return 0;
     }
-    PyObject *reader = PyList_GET_ITEM(readers, 0), *kind = GET(RecordSlot, slot, likely), *version;
+    PyObject *reader = PyList_GET_ITEM(readers, 0), *kind = GET(RecordSlot, slot, likely), *version, *place;
     if (!PyObject_TypeCheck(reader, CudaReader) || !IS(TensorKind, kind)) {
         return 0;
     }
@@ -198,14 +232,18 @@ static int take_later(PyObject *recorder, PyObject *readers, PyObject *tensor, P
     }
     long long address, nbytes;
     int forward, is = may_wait(recorder, slot, step, &forward);
-    if (is < 1 || get_count(GET(TensorKind, kind, nbytes), &nbytes)) {
-        return is < 1 ? is : -1;
+    if (is < 1 || (is = placement_of(recorder, slot, kind, step, &place)) < 1) {
+        return is;
+    }
+    if (get_count(GET(TensorKind, kind, nbytes), &nbytes)) {
+        return -1;
     }
     if (nbytes >= too_large || (is = continues(reader, deferred)) < 1) {
         return nbytes >= too_large ? 0 : is;
     }
     Py_INCREF(kind);
     Py_INCREF(deferred);
+    Py_INCREF(place);
     is = is_readable(tensor, GET(DeferredReads, deferred, index), kind, &address);
     version = is == 1 ? PyObject_GetAttr(tensor, s__version) : NULL;
     if (is < 0 || (is && version == NULL)) {
@@ -217,14 +255,15 @@ static int take_later(PyObject *recorder, PyObject *readers, PyObject *tensor, P
     }
     /* A tensor without gradient may belong to other code, and waits only where it was seen before. */
     if (is == 1 && forward && (is = flag(tensor, s_requires_grad)) == 0) {
-        is = is_known(recorder, reader, tensor, kind, version);
+        is = is_known(recorder, reader, tensor, kind, version, place);
     }
-    if (is == 1 && add_read(reader, deferred, tensor, version, address, slot, step)) {
+    if (is == 1 && add_read(reader, deferred, tensor, version, address, slot, step, place)) {
         is = -1;
     }
     Py_XDECREF(version);
     Py_DECREF(kind);
     Py_DECREF(deferred);
+    Py_DECREF(place);
     return is;
 }
 
@@ -245,7 +284,7 @@ static PyObject *new_ticket(PyObject *batch, PyObject *number_there, PyObject *e
 /* Let a tensor wait for its launch, as `Lane._defer` does. `came` and `seen` are the lane's, this one included. */
 static int wait_for_launch(PyObject *lane, PyObject *number_there, PyObject *entry, long long came, long long seen)
 {
-    PyObject *kind = PyTuple_GET_ITEM(entry, 3), *bound = PyTuple_GET_ITEM(entry, 4);
+    PyObject *kind = PyTuple_GET_ITEM(entry, 3), *bound = PyTuple_GET_ITEM(entry, 4), *place = PyTuple_GET_ITEM(entry, 7);
     long long delay, last, most;
     if (get_count(GET(ReadSlot, bound, safe_delay), &delay) || get_count(GET(Lane, lane, _last), &last) ||
         get_count(GET(Lane, lane, _most_waiting), &most)) {
@@ -260,7 +299,11 @@ static int wait_for_launch(PyObject *lane, PyObject *number_there, PyObject *ent
     put(&GET(WaitingTensor, waiting, address), PyTuple_GET_ITEM(entry, 2));
     put(&GET(WaitingTensor, waiting, version), PyTuple_GET_ITEM(entry, 1));
     put(&GET(WaitingTensor, waiting, bound), bound);
-    int failed = put_count(&GET(WaitingTensor, waiting, came), came) ||
+    if (place != Py_None) {
+        put(&GET(WaitingTensor, waiting, base), GET(SlotPlacement, place, base));
+    }
+    int failed = (place == Py_None && put_count(&GET(WaitingTensor, waiting, base), 0)) ||
+                 put_count(&GET(WaitingTensor, waiting, came), came) ||
                  put_count(&GET(WaitingTensor, waiting, last), later(came, delay)) ||
                  put_count(&GET(WaitingTensor, waiting, due), later(seen, most)) ||
                  PyDict_SetItem(GET(Lane, lane, _waiting), number_there, waiting) ||
@@ -318,7 +361,8 @@ static PyObject *submit(PyObject *lane, PyObject *batch, PyObject *entry, PyObje
 static int append_row(PyObject *recorder, PyObject *pending, PyObject *entry, PyObject *ticket, PyObject *before)
 {
     PyObject *kind = PyTuple_GET_ITEM(entry, 3), *slot = PyTuple_GET_ITEM(entry, 5), *step = PyTuple_GET_ITEM(entry, 6);
-    PyObject **seq = &GET(Recorder, recorder, _seq);
+    PyObject *place = PyTuple_GET_ITEM(entry, 7), **seq = &GET(Recorder, recorder, _seq);
+    PyObject *placement = place == Py_None ? Py_None : GET(SlotPlacement, place, number);
     long long number_here;
     put(&GET(RecordSlot, slot, used), step);
     if (PyList_Append(GET(PendingRows, pending, _slots), slot) ||
@@ -328,7 +372,7 @@ static int append_row(PyObject *recorder, PyObject *pending, PyObject *entry, Py
         PyList_Append(GET(PendingRows, pending, _shapes), GET(TensorKind, kind, shape)) ||
         PyList_Append(GET(PendingRows, pending, tickets), ticket) ||
         PyList_Append(GET(PendingRows, pending, _before), before) ||
-        PyList_Append(GET(PendingRows, pending, _placements), Py_None)) {
+        PyList_Append(GET(PendingRows, pending, _placements), placement)) {
         return -1;
     }
     return get_count(*seq, &number_here) || put_count(seq, number_here + 1) ? -1 : 0;
@@ -350,7 +394,7 @@ static int read_known_or_new(PyObject *recorder, PyObject *lane, PyObject *pendi
 {
     PyObject *batch = GET(Lane, lane, _batch), *slot = PyTuple_GET_ITEM(entry, 5), *storage = NULL, *ticket = NULL;
     PyObject *token = token_of(PyTuple_GET_ITEM(entry, 0), PyTuple_GET_ITEM(entry, 3), PyTuple_GET_ITEM(entry, 1),
-                               &storage);
+                               PyTuple_GET_ITEM(entry, 7), &storage);
     PyObject *before = token == NULL ? NULL : PyDict_GetItemWithError(GET(PendingRows, pending, known), token);
     PyObject *row = NULL, *known = NULL;
     int result = -1, gradient;

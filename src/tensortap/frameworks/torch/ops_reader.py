@@ -25,6 +25,7 @@ from tensortap.frameworks.device_reader import (
     DeferredSlot,
     NativeReads,
     ReadDeferred,
+    SlotPlacement,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.memory import StorageHold, describe
@@ -112,14 +113,29 @@ class OpsReader:
         """Return False: a part of a whole is copied to the host."""
         return False
 
-    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
+    def base_of(self, tensor: torch.Tensor, placement: Placement) -> int | None:
+        return None
+
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         """Do nothing: no read is deferred."""
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+    def defer(
+        self,
+        tensor: torch.Tensor,
+        bound: DeferralBound,
+        slot: DeferredSlot,
+        step: int,
+        place: SlotPlacement | None = None,
+    ) -> bool:
         return False
 
     def submit_deferred(
-        self, alias: torch.Tensor, kind: TensorKind, bound: DeferralBound, known: OpsTicket | None
+        self,
+        alias: torch.Tensor,
+        kind: TensorKind,
+        bound: DeferralBound,
+        known: OpsTicket | None,
+        place: SlotPlacement | None = None,
     ) -> OpsTicket:
         return self.submit(alias, known)
 

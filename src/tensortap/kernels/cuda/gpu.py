@@ -46,7 +46,11 @@ _WORKS = struct.Struct("<QII2Q")
 _TURNS_OFFSET = 16
 _WORK = "5Q4I"
 _WORK_BYTES = struct.calcsize(f"<{_WORK}")
-_WORK_LISTS = ["<" + count * _WORK for count in range(MOST_TOGETHER + 1)]
+_PLACED_WORK = f"{_WORK}2I"
+_WORK_LISTS = {
+    placed: ["<" + count * (_PLACED_WORK if placed else _WORK) for count in range(MOST_TOGETHER + 1)]
+    for placed in (False, True)
+}
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q")
 _PART = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q{MOST_DIMS}Q4Q")
@@ -171,31 +175,39 @@ def _runs_as_struct(box: Runs) -> tuple[int, ...]:
 
 
 class BatchRead:
-    """The launch that reads several contiguous tensors of one dtype at once, on one stream."""
+    """The launch that reads several contiguous tensors of one dtype at once, on one stream.
 
-    def __init__(self, kernel: Kernel, most_blocks: int, *, weights: int, turns: PieceCounters, stream: int) -> None:
+    If they are `placed`, each may begin at another row of a whole than the first.
+    """
+
+    def __init__(
+        self, kernel: Kernel, most_blocks: int, placed: bool, *, weights: int, turns: PieceCounters, stream: int
+    ) -> None:
         self._most_blocks = most_blocks
+        self._placed = placed
         self._weights = weights
         self._turns = turns
         self._shares: dict[int, Share] = {}
-        parameter = Parameter(_WORKS.size + MOST_TOGETHER * _WORK_BYTES)
+        parameter = Parameter(_WORKS.size + struct.calcsize(_WORK_LISTS[placed][MOST_TOGETHER]))
         self._memory = parameter.memory
         self._launch = kernel.prepared(most_blocks, parameter, stream)
 
-    def read(self, tensors: Sequence[tuple[int, int, Share, int, int]]) -> None:
+    def read(self, tensors: Sequence[tuple[int, int, Share, int, int, int]]) -> None:
         """Read up to `MOST_TOGETHER` tensors.
 
-        Each has its address, its number of elements, its division, and the addresses of a buffer for partial results
-        and of one result.
+        Each has its address, its number of elements, its division, the addresses of a buffer for partial results and
+        of one result, and the number of its first row in the whole.
         """
         works: list[int] = []
         first = 0
-        for address, elements, share, partials, result in tensors:
+        for address, elements, share, partials, result, base in tensors:
             works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, first)
+            if self._placed:
+                works += (base, 0)
             first += share[0]
         turns = self._turns
         _WORKS.pack_into(self._memory, 0, self._weights, len(tensors), first, *turns.begin())
-        struct.pack_into(_WORK_LISTS[len(tensors)], self._memory, _WORKS.size, *works)
+        struct.pack_into(_WORK_LISTS[self._placed][len(tensors)], self._memory, _WORKS.size, *works)
         self._launch()
         turns.end()
 
@@ -244,10 +256,12 @@ class Gpu:
         variant = Variant(dtype, 0, large, placed=True) if part.base >= 0 else Variant(dtype, _RUNS)
         return PartPlan(self._kernel(variant), part, self._most_blocks, weights=weights, turns=turns, stream=stream)
 
-    def together(self, dtype: str, *, weights: int, turns: PieceCounters, stream: int) -> BatchRead:
-        """Return the launch for batches of contiguous tensors."""
-        kernel = self._kernel(Variant(dtype, large=self._has_large_shared_memory, most=MOST_TOGETHER))
-        return BatchRead(kernel, self._most_blocks, weights=weights, turns=turns, stream=stream)
+    def together(
+        self, dtype: str, placed: bool = False, *, weights: int, turns: PieceCounters, stream: int
+    ) -> BatchRead:
+        """Return the launch for batches of contiguous tensors; `placed` ones need not begin at the first row."""
+        variant = Variant(dtype, large=self._has_large_shared_memory, most=MOST_TOGETHER, placed=placed)
+        return BatchRead(self._kernel(variant), self._most_blocks, placed, weights=weights, turns=turns, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
         """Add up the partial results of up to `MOST_FINISHED` tensors.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.device_reader import DeferralBound, DeferredSlot
+from tensortap.frameworks.device_reader import DeferralBound, DeferredSlot, SlotPlacement
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane
 from tensortap.frameworks.torch.kinds import KindTable
@@ -21,9 +21,9 @@ from tensortap.kernels.cuda.gpu import MOST_TOGETHER
 
 __all__ = ["DeferredRead", "DeferredReads"]
 
-DeferredRead = tuple[torch.Tensor, int, int, TensorKind, DeferralBound, Any, int]
-"""An alias of the tensor's memory, its version and address when it was seen, its kind and bound, its slot and step. The
-tensor itself would keep its graph alive, and cause copies of gradients."""
+DeferredRead = tuple[torch.Tensor, int, int, TensorKind, DeferralBound, Any, int, SlotPlacement | None]
+"""An alias of the tensor's memory, its version and address when it was seen, its kind and bound, its slot and step, and
+its placement. The tensor itself would keep its graph alive, and cause copies of gradients."""
 
 
 class DeferredReads:
@@ -46,7 +46,14 @@ class DeferredReads:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def add(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+    def add(
+        self,
+        tensor: torch.Tensor,
+        bound: DeferralBound,
+        slot: DeferredSlot,
+        step: int,
+        place: SlotPlacement | None = None,
+    ) -> bool:
         """Return whether the read was deferred.
 
         It is not if the tensor is of a special class, must be copied first, or is large enough for its own launch.
@@ -72,7 +79,7 @@ class DeferredReads:
         if (most := count + bound.safe_delay) < self._most:
             self._most = most
         self._bytes += nbytes
-        self._seen.append((tensor.detach(), version, address, kind, bound, slot, step))
+        self._seen.append((tensor.detach(), version, address, kind, bound, slot, step, place))
         # No read waits longer than in its trial, during which the tensor did not change.
         self.is_due = count >= self._most or count == MOST_TOGETHER or self.lane.is_due(count, self._bytes)
         return True

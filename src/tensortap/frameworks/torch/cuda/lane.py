@@ -57,6 +57,8 @@ class WaitingTensor:
     """The same in bytes."""
     bound: Any
     """The `DeferralBound` of a deferred tensor, or the `DeferralTrial` of one that is read again."""
+    base: int
+    """The row of the whole that its first row is."""
 
     def is_due(self, came: int, seen: int) -> bool:
         return self.last <= came or self.due <= seen
@@ -116,7 +118,8 @@ class Lane:
         self._pending: list[int] = []
         """Partial results to be summed, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
-        self._together: dict[torch.dtype, BatchRead] = {}
+        self._together: dict[tuple[torch.dtype, bool], BatchRead] = {}
+        """The launches for tensors of a dtype, and for those that begin at another row of a whole."""
         self._waiting: dict[int, WaitingTensor] = {}
         """Deferred tensors, by the number of their results."""
         self._trials: list[WaitingTensor] = []
@@ -160,9 +163,18 @@ class Lane:
         return ticket
 
     def submit_deferred(
-        self, alias: torch.Tensor, kind: TensorKind, address: int, bound: DeferralBound, known: CudaTicket | None
+        self,
+        alias: torch.Tensor,
+        kind: TensorKind,
+        address: int,
+        bound: DeferralBound,
+        known: CudaTicket | None,
+        base: int = 0,
     ) -> CudaTicket:
-        """Summarise a flat tensor whose read may be deferred, and return its ticket. If it is known, it is not read."""
+        """Summarise a flat tensor whose read may be deferred, and return its ticket. If it is known, it is not read.
+
+        `base` is the row of a whole that its first row is.
+        """
         # This runs for most tensors, on the thread that launches the step, hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == SLOTS:
@@ -174,7 +186,7 @@ class Lane:
         else:
             number = batch.size
             ticket = CudaTicket(batch, number, kind.elements, None)
-            self._waiting[number] = self._defer(alias, kind.elements, address, bound)
+            self._waiting[number] = self._defer(alias, kind.elements, address, bound, base)
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
@@ -189,10 +201,10 @@ class Lane:
         if self.is_due(0, 0):
             self._read_due()
 
-    def submit_trial(self, tensor: torch.Tensor, address: int, trial: DeferralTrial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, address: int, trial: DeferralTrial, base: int = 0) -> None:
         """Read the newest tensor again later."""
         if tensor.nbytes < TOO_LARGE:
-            self._trials.append(self._defer(tensor.detach(), tensor.numel(), address, trial))
+            self._trials.append(self._defer(tensor.detach(), tensor.numel(), address, trial, base))
 
     def is_due(self, count: int, nbytes: int) -> bool:
         """Return whether a tensor must be read when this many more tensors and bytes have come."""
@@ -226,13 +238,13 @@ class Lane:
         self._batch = None
 
     def _defer(
-        self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial
+        self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial, base: int
     ) -> WaitingTensor:
         came, due = self._came, self._seen + self._most_waiting
         last = came + bound.safe_delay
         if last < self._last:
             self._last = last
-        return WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound)
+        return WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound, base)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout | Part, known: CudaTicket | None, batch: Batch
@@ -300,7 +312,8 @@ class Lane:
         for each in waiting:
             kinds.setdefault(each[1].tensor.dtype, []).append(each)
         for dtype, alike in kinds.items():
-            self._launch(self._together.get(dtype) or self._new_together(dtype), alike, batch)
+            kind = dtype, any(one.base for _, one in alike)
+            self._launch(self._together.get(kind) or self._new_together(*kind), alike, batch)
 
     def _launch(self, together: BatchRead, tensors: Sequence[tuple[int, WaitingTensor]], batch: Batch) -> None:
         turns = []
@@ -308,7 +321,7 @@ class Lane:
         for number, one in tensors:
             elements = one.elements
             share = together.shared_out(elements)
-            turns.append((share[1], one.came, number, share, elements, one.address))
+            turns.append((share[1], one.came, number, share, elements, one.address, one.base))
             total += share[0]
         # Small pieces last, so that the launch ends evenly. Otherwise the newest first: it may still be cached.
         turns.sort(reverse=True)
@@ -317,10 +330,10 @@ class Lane:
             self._finish(batch)
         works = []
         results = batch.address_of(0)
-        for _, _, number, share, elements, address in turns:
+        for _, _, number, share, elements, address, base in turns:
             used, self._used = self._used, self._used + share[0]
             room = self._partials_at + used * PARTIAL_BYTES
-            works.append((address, elements, share, room, results + number * RESULT.itemsize))
+            works.append((address, elements, share, room, results + number * RESULT.itemsize, base))
             self._pending += (used, share[0], number, 0)
         together.read(works)
         batch.missed.difference_update([number for number, _ in tensors])
@@ -341,9 +354,9 @@ class Lane:
         self._plans[dtype, elements, layout] = plan
         return plan
 
-    def _new_together(self, dtype: torch.dtype) -> BatchRead:
-        together = self._gpu.together(NAMES[dtype], weights=self._weights_at, turns=self._turns, stream=self._stream)
-        self._together[dtype] = together
+    def _new_together(self, dtype: torch.dtype, placed: bool) -> BatchRead:
+        memory: Any = {"weights": self._weights_at, "turns": self._turns, "stream": self._stream}
+        together = self._together[dtype, placed] = self._gpu.together(NAMES[dtype], placed, **memory)
         return together
 
     def _batch_with_room(self, count: int) -> Batch:

@@ -24,6 +24,7 @@ from tensortap.frameworks.device_reader import (
     DeferredSlot,
     NativeReads,
     ReadDeferred,
+    SlotPlacement,
     TensorDescription,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
@@ -117,13 +118,32 @@ class CudaReader:
         shape = tuple(tensor.shape[at] for at in placement.order) if placement.order else tuple(tensor.shape)
         return part_of(placement, shape, 1 + tensor.is_complex()) is not None
 
+    def base_of(self, tensor: torch.Tensor, placement: Placement) -> int | None:
+        if placement.order or tensor.is_complex():
+            return None
+        part = part_of(placement, tuple(tensor.shape), 1)
+        return None if part is None or part.base < 0 or part.elements != part.stored else part.base
+
     def submit_deferred(
-        self, alias: torch.Tensor, kind: TensorKind, bound: DeferralBound, known: CudaTicket | None
+        self,
+        alias: torch.Tensor,
+        kind: TensorKind,
+        bound: DeferralBound,
+        known: CudaTicket | None,
+        place: SlotPlacement | None = None,
     ) -> CudaTicket:
         assert self._deferred is not None
-        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known)
+        base = 0 if place is None else place.base or 0
+        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known, base)
 
-    def defer(self, tensor: torch.Tensor, bound: DeferralBound, slot: DeferredSlot, step: int) -> bool:
+    def defer(
+        self,
+        tensor: torch.Tensor,
+        bound: DeferralBound,
+        slot: DeferredSlot,
+        step: int,
+        place: SlotPlacement | None = None,
+    ) -> bool:
         if torch._C._cuda_isCurrentStreamCapturing():
             return False
         with self.lock:
@@ -138,7 +158,7 @@ class CudaReader:
             if (deferred := self._deferred) is None or deferred.lane is not lane:
                 self._run_deferred()
                 deferred = self._deferred = DeferredReads(lane, index, stream)
-            taken = deferred.add(tensor, bound, slot, step)
+            taken = deferred.add(tensor, bound, slot, step, place)
             if deferred.is_due:
                 self._run_deferred()
             return taken
@@ -148,14 +168,14 @@ class CudaReader:
             if self._deferred and not torch._C._cuda_isCurrentStreamCapturing():
                 self._run_deferred()
 
-    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial) -> None:
+    def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         if not is_plain_flat(tensor):
             return
         index = tensor.get_device()
         with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
-                lane.submit_trial(tensor, tensor.data_ptr(), trial)
+                lane.submit_trial(tensor, tensor.data_ptr(), trial, 0 if place is None else place.base or 0)
 
     def _submit(
         self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, placement: Placement | None
@@ -186,15 +206,16 @@ class CudaReader:
                     self.read_many(deferred)
                     if not deferred:
                         break
-                    tensor, version, address, kind, bound, slot, step = deferred.pop()
+                    tensor, version, address, kind, bound, slot, step, place = deferred.pop()
                     if tensor._version == version and tensor.data_ptr() == address:
                         self._address = address
                         # Equal to the token from `describe`.
                         at = tensor.untyped_storage()._cdata, tensor.storage_offset()
-                        self.read_deferred(tensor, kind, (kind.dtype, version, *at, *kind.shape), bound, slot, step)
+                        token = kind.dtype, version, *at, *kind.shape
+                        self.read_deferred(tensor, kind, token, bound, slot, step, place)
                     else:
                         deferred.lane.count_skipped(kind.nbytes)
-                        self.read_deferred(None, kind, None, bound, slot, step)
+                        self.read_deferred(None, kind, None, bound, slot, step, place)
         finally:
             self._reading = False
             deferred.flush_with_next()
