@@ -34,6 +34,8 @@ class Opened:
     """Paths of all tensors that autograd does not reach, where the tensors themselves do not show it."""
     paths: Sequence[str] = ()
     """With `detached`: the paths of all tensors, also of those that are not at hand."""
+    in_graph: Sequence[bool] = ()
+    """With `detached`: whether compiled code has made each tensor."""
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:

@@ -7,7 +7,7 @@ that their gradient is the sum over all uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,9 +17,12 @@ from tensortap.capture.flatten import Opened
 from tensortap.capture.module_hooks import HookedModule
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import AfterCall, BeforeCall
-from tensortap.frameworks.capabilities import GraphCall, GraphTaps
+from tensortap.frameworks.capabilities import GraphPoint, GraphTaps
 
 __all__ = ["CallRecorder", "InsideCalls", "InsideOptions"]
+
+_CallInRun = tuple[int, int]
+"""The number of a run of a graph, and of a call in the graph."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,18 @@ class CallRecorder(Protocol):
     def forget(self) -> Callable[[Any], None]:
         """Called with a tensor whose memory has other values than when it was last seen."""
 
+    @property
+    def code_changed(self) -> Callable[[], None]:
+        """Called before other compiled code is recorded than before."""
+
 
 class _GraphRun:
     """One run of the forward of a compiled graph. Its events come in any order: the compiler moves them."""
 
     def __init__(self, number: int, clock: Clock, around: ModuleCall | None, phase: str, bases: dict[str, int]) -> None:
         self.number = number
-        self.seen: set[tuple[str, int]] = set()
-        """Events that came, with the number of their call."""
+        self.seen: set[GraphPoint] = set()
+        """Points that were reached."""
         self.around = around
         """The call that the graph is part of."""
         self.phase = phase
@@ -92,21 +99,25 @@ class InsideCalls:
         self._recorder = recorder
         self._book = book
         self._guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook
-        self._begun: dict[GraphCall, tuple[Site, ModuleCall]] = {}
+        self._begun: dict[_CallInRun, tuple[Site, ModuleCall]] = {}
         """Calls of this step whose gradients may come."""
-        self._around: dict[GraphCall, tuple[Site, ModuleCall]] = {}
+        self._around: dict[_CallInRun, tuple[Site, ModuleCall]] = {}
         """The graphs' own calls of this step, which are recorded from outside, but for some gradients."""
-        self._aliases: dict[tuple[GraphCall, str], list[tuple[Site, ModuleCall, str]]] = {}
+        self._aliases: dict[tuple[_CallInRun, str], list[tuple[Site, ModuleCall, str]]] = {}
         """For an output whose gradient is tapped: the calls around that return it, too."""
         self._run: _GraphRun | None = None
         self._runs: dict[tuple[str, str, int, int], list[dict[str, int]]] = {}
         """For the calls of this step that contain graphs: the `bases` of each of their runs."""
         self._repeated: dict[ModuleCall, int] = {}
         """How many of the runs of a recomputed call have begun."""
-        self._values: dict[int, tuple[int, int]] = {}
+        self._values: dict[Hashable, Any] = {}
         """By address: the value that was last seen there, as the run of its graph and its number in it."""
-        self.address: Callable[[Any], int] = lambda _: 0
+        self.address: Callable[[Any], Hashable] = lambda _: 0
         """Returns where the elements of a tensor are."""
+        self._traced = 0
+        """Number of graphs when the newest run began."""
+        self.at_once = False
+        """Whether tensors must be read at once, because nothing tells how long their memory keeps them."""
 
     def use(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Wrap every event in a guard."""
@@ -141,26 +152,35 @@ class InsideCalls:
         self._values.clear()
 
     # --- events ------------------------------------------------------------------------------------------------
-    def _event(self, site: Site, event: str, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        if event == "enter":
-            self._entered(site, call, tensors, spec)
-        elif event == "leave":
+    def _event(self, site: Site, point: GraphPoint, run: int, tensors: Sequence[Any]) -> None:
+        call = run, point.call
+        if point.event == "enter" or point.event == "leave":
+            if (found := self._run_of(point, run)) is None:
+                return
+            spec = point.spec
+            if point.event == "enter":
+                self._entered(site, found, call, tensors, spec)
+                return
             if (entered := spec.get("entered")) is not None:
-                self._entered(site, call, (), entered)
-            self._left(site, call, tensors, spec)
+                self._entered(site, found, call, (), entered)
+            self._left(site, found, call, tensors, spec)
         else:
-            self._gradient(event, call, spec["path"], tensors[0])
+            self._gradient(point.event, call, point.spec["path"], tensors[0])
 
-    def _run_of(self, event: str, call: GraphCall, spec: Mapping[str, Any]) -> _GraphRun | None:
-        """Return the run of a graph that an event belongs to; None if it is not recorded.
+    def _run_of(self, point: GraphPoint, number: int) -> _GraphRun | None:
+        """Return the run of a graph that reaches a point; None if it is not recorded.
 
-        Runs without autograd share their number, but none has an event twice.
+        Runs without autograd share their number, but none reaches a point twice.
         """
         run = self._run
-        if run is None or run.number != call.run or (event, call.number) in run.seen:
-            clock, around, phase = self._recorder.graph_begins(spec["autograd"])
-            self._run = run = _GraphRun(call.run, clock, around, phase, self._bases_of(around, phase))
-        run.seen.add((event, call.number))
+        if run is None or run.number != number or point in run.seen:
+            if self._traced != self._taps.traced:
+                self._traced = self._taps.traced
+                self._recorder.code_changed()
+            self.at_once = self._taps.replays
+            clock, around, phase = self._recorder.graph_begins(point.spec["autograd"])
+            self._run = run = _GraphRun(number, clock, around, phase, self._bases_of(around, phase))
+        run.seen.add(point)
         return run if run.phase else None
 
     def _bases_of(self, around: ModuleCall | None, phase: str) -> dict[str, int]:
@@ -175,30 +195,28 @@ class InsideCalls:
         self._repeated[around] = again + 1
         return runs[again] if again < len(runs) else {}
 
-    def _call(
-        self, event: str, site: Site, call: GraphCall, spec: Mapping[str, Any]
-    ) -> tuple[_GraphRun, ModuleCall] | None:
-        if (run := self._run_of(event, call, spec)) is None:
-            return None
+    def _call(self, site: Site, run: _GraphRun, number: int, spec: Mapping[str, Any]) -> ModuleCall:
         if spec["outermost"] and run.around is not None and run.around.module == site.name:
-            return run, run.around  # the graph's own call, which is recorded from outside
-        found, first = run.call(site, call.number, spec)
+            return run.around  # the graph's own call, which is recorded from outside
+        found, first = run.call(site, number, spec)
         if first:
             self._recorder.begin_inside(site, found, run.phase)
-        return run, found
+        return found
 
-    def _entered(self, site: Site, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        if (found := self._call("enter", site, call, spec)) is None or found[0].around is found[1]:
+    def _entered(
+        self, site: Site, run: _GraphRun, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]
+    ) -> None:
+        begun = self._call(site, run, call[1], spec)
+        if begun is run.around:
             return
-        run, begun = found
         for first, path in spec.get("repeated", ()):
             self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
         self._recorder.inputs_inside(site, begun, run.phase, self._opened(call, tensors, spec))
 
-    def _left(self, site: Site, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        if (found := self._call("leave", site, call, spec)) is None:
-            return
-        run, ended = found
+    def _left(
+        self, site: Site, run: _GraphRun, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]
+    ) -> None:
+        ended = self._call(site, run, call[1], spec)
         self._note_aliases(site, ended, call, spec)
         if ended is run.around:
             ended.watched_inside = frozenset(spec.get("aliases", {})) | frozenset(spec.get("used_inside", ()))
@@ -213,12 +231,12 @@ class InsideCalls:
             self._book.remark(site.name, f"grad_output {path} is not recorded: it is a view that changes in place")
         self._recorder.outputs_inside(site, ended, run.phase, self._opened(call, tensors, spec))
 
-    def _note_aliases(self, site: Site, call: ModuleCall, around: GraphCall, spec: Mapping[str, Any]) -> None:
+    def _note_aliases(self, site: Site, call: ModuleCall, around: _CallInRun, spec: Mapping[str, Any]) -> None:
         for path, (number, source) in spec.get("aliases", {}).items():
-            of = GraphCall(around.run, number), source
+            of = (around[0], number), source
             self._aliases.setdefault(of, []).append((site, call, path))
 
-    def _gradient(self, kind: str, call: GraphCall, path: str, gradient: Any) -> None:
+    def _gradient(self, kind: str, call: _CallInRun, path: str, gradient: Any) -> None:
         found = self._begun.get(call)
         around = self._around.get(call) if kind == "grad_output" else None
         if around is not None and path in around[1].watched_inside:
@@ -232,15 +250,16 @@ class InsideCalls:
         for site, containing, its_path in also:
             self._recorder.gradient_inside(site, containing, kind, its_path, gradient)
 
-    def _opened(self, call: GraphCall, tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
+    def _opened(self, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
         for tensor, number in zip(tensors, spec["values"], strict=False):
-            self._changed(tensor, number if number < 0 else (call.run, number))
+            self._changed(tensor, number if number < 0 else (call[0], number))
         return Opened(
             list(zip(spec["paths"], tensors, strict=False)),
             spec.get("closed", []),
             arguments=spec.get("plain", {}),
             detached=spec.get("detached", ()),
             paths=spec["paths"],
+            in_graph=[number >= 0 for number in spec["values"]],
         )
 
     def _changed(self, tensor: Any, value: Any) -> None:
@@ -267,8 +286,8 @@ class _SiteReceiver:
         self._before = before
         self._after = after
 
-    def event(self, event: str, call: GraphCall, values: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        self._event(self._site, event, call, values, spec)
+    def event(self, point: GraphPoint, run: int, values: Sequence[Any]) -> None:
+        self._event(self._site, point, run, values)
 
     def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._before is not None:

@@ -183,7 +183,7 @@ class Observer:
         framework = self._require(InsideGraphs)
         taps = framework.graph_taps(frozenset(self._selection.kinds), options.emulate_casts)
         self._watcher.inside = InsideCalls(taps, self._watcher, self._book)
-        self._watcher.inside.address = framework.address
+        self._watcher.inside.address = framework.memory_of
         self._book.notice(taps.rounding)
         self._book.sees_inside = True
 

@@ -343,8 +343,9 @@ class Recorder:
         if slot.keep != "summary" or not self._gather or (phase != "backward" and phase != "forward"):
             return _NOW
         # A tensor without gradient may belong to other code, as an input from another stream, and change unseen. It is
-        # read when it is first seen in a step; from then on, it is known.
-        if phase == "forward" and not self._framework.requires_gradient(tensor):
+        # read when it is first seen in a step; from then on, it is known. Compiled code computes without autograd, so
+        # its tensors need no gradient.
+        if phase == "forward" and not slot.in_graph and not self._framework.requires_gradient(tensor):
             token = device_reader.describe(tensor)[0]
             if self._pending is None or self._pending.device_reader is not device_reader:
                 return _NOW
@@ -572,12 +573,18 @@ class Recorder:
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for another one than before: its memory was reused, and no version counts that."""
+        self._run_deferred()  # they make tensors known
         if (device_reader := self._framework.device_reader(tensor)) is not None:
             if self._pending is not None and (token := device_reader.describe(tensor)[0]) is not None:
                 for number in (None, *self._placement_numbers):
                     self._pending.known.pop(_placed_token(token, number), None)
         elif (identity := self._framework.identity(tensor)) is not None:
             self._known.pop(identity.token, None)  # copies of small tensors are compared byte by byte
+
+    def code_changed(self) -> None:
+        """Try anew which reads can be deferred: other compiled code uses memory in another way."""
+        self.flush_reads()
+        self.read_order.restart()
 
     def _seen_before(self, identity: Identity | None) -> _SeenTensor | None:
         known = self._known.get(identity.token) if identity is not None else None

@@ -19,7 +19,21 @@ _MOST = 100_000
 class RecordSlot:
     """A record as it comes in every step. Making it takes longer than anything else that a record needs."""
 
-    __slots__ = ("call", "keep", "kind", "likely", "micro", "module", "path", "phase", "place", "read", "site", "used")
+    __slots__ = (
+        "call",
+        "in_graph",
+        "keep",
+        "kind",
+        "likely",
+        "micro",
+        "module",
+        "path",
+        "phase",
+        "place",
+        "read",
+        "site",
+        "used",
+    )
 
     def __init__(
         self, micro: int, phase: str, site: Site, call: int, kind: str, path: str, keep: Keep, module: str
@@ -36,6 +50,8 @@ class RecordSlot:
         """The last step that had this record."""
         self.likely: TensorKind | None = None
         """The kind of its last tensor, if that was a plain one."""
+        self.in_graph = False
+        """Whether its last tensor was made by compiled code, and is held by no other code."""
         self.read: Any = None
         """When to read its tensors on a device, see `deferred.read_order`; None until the first of them came."""
         self.place: SlotPlacement | None = None

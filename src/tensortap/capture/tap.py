@@ -158,6 +158,7 @@ class RunSink:
         self.record_slot = self._recorder.record
         self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
         self.discard_deferred, self.forget = self._recorder.discard_deferred, self._recorder.forget
+        self.code_changed = self._recorder.code_changed
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.record_slot(tensor, self.slots.find(key.micro, key.phase, site, *key[4:], keep), key.step)
@@ -314,7 +315,7 @@ class Tap(Observer):
             watcher.forward_ended = self._run.flush_reads
             watcher.called_with = self._run.writer.called
             watcher.record_gradient = self._run.record_gradient
-            watcher.forget = self._run.forget
+            watcher.forget, watcher.code_changed = self._run.forget, self._run.code_changed
             loop_fact = self._run.writer.loop_fact
             self._loop = LoopBook(self._framework, self._tree, self._clock, loop_fact, [*kinds])
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended

@@ -68,6 +68,8 @@ class Watcher:
         """Records a tensor of a step."""
         self.forget: Callable[[Any], None] = lambda _: None
         """Called with a tensor whose memory was reused; see `Recorder.forget`."""
+        self.code_changed: Callable[[], None] = lambda: None
+        """Called when other compiled code runs than before."""
         self.forward_begins: Callable[[], None] = lambda: None
         """Called before the first call of a micro step runs."""
         self.forward_ended: Callable[[], None] = lambda: None
@@ -322,7 +324,8 @@ class Watcher:
         """Record a gradient that compiled code has computed."""
         if site.name in self._sites:
             slot = self._slot(call.micro, "backward", site, call.number, kind, path)
-            slot.read = AT_ONCE
+            if self.inside is not None and self.inside.at_once:
+                slot.read = AT_ONCE
             self._gradient(slot, gradient)
 
     # --- evaluation --------------------------------------------------------------------------------------------
@@ -471,9 +474,13 @@ class Watcher:
 
     def _record_all(self, site: Site, call: ModuleCall, kind: str, opened: Opened, phase: str = "forward") -> None:
         step = self._clock.step
-        for slot, (_, tensor) in zip(self._slots_of(site, call, kind, opened, phase), opened.tensors, strict=True):
-            if opened.detached is not None:
-                slot.read = AT_ONCE
+        slots = self._slots_of(site, call, kind, opened, phase)
+        if self.inside is not None and opened.detached is not None:
+            for slot, in_graph in zip(slots, opened.in_graph, strict=False):
+                slot.in_graph = in_graph
+                if self.inside.at_once:
+                    slot.read = AT_ONCE
+        for slot, (_, tensor) in zip(slots, opened.tensors, strict=True):
             if not self.take(tensor, slot, step):
                 self.record_carefully(tensor, slot, step)
         for name in opened.closed:

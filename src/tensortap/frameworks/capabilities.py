@@ -6,10 +6,10 @@ framework without them still captures, and each feature reports what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ __all__ = [
     "ExactExecution",
     "GradientGraph",
     "GradientReplacer",
-    "GraphCall",
+    "GraphPoint",
     "GraphReceiver",
     "GraphTaps",
     "InsideGraphs",
@@ -169,20 +169,23 @@ class EagerExecution(Protocol):
         """Make compiled modules run uncompiled, so that every module is seen."""
 
 
-class GraphCall(NamedTuple):
-    """A call inside a compiled graph. Its gradients come with the same value."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphPoint:
+    """A place in compiled code that shows tensors of a call. A graph has it once; equal layers share their code."""
 
-    run: int
-    """Number of the run of the graph, which its forward and its backward share."""
-    number: int
+    event: str
+    """enter, leave, grad_input or grad_output."""
+    call: int
     """Number of the call within the graph."""
+    spec: Mapping[str, Any]
+    """What is known of the call and its tensors."""
 
 
 class GraphReceiver(Protocol):
     """Receives what one module does inside compiled graphs."""
 
-    def event(self, event: str, call: GraphCall, values: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        """Take the tensors of an event: enter, leave, grad_input or grad_output. They may change right after."""
+    def event(self, point: GraphPoint, run: int, values: Sequence[Any]) -> None:
+        """Take the tensors at a point. `run` is the number of a run of the graph, which forward and backward share."""
 
     def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take a call that runs uncompiled, as after a graph break."""
@@ -196,6 +199,14 @@ class GraphTaps(Protocol):
 
     rounding: str
     """A notice: whether taps change the rounding of compiled code."""
+
+    @property
+    def traced(self) -> int:
+        """How many graphs were traced so far. Other code uses memory in another way."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether compiled code may run in an order that its own code does not show, so that no tensor keeps."""
 
     def place(self, wanted: Mapping[int, tuple[Any, GraphReceiver]], called: Sequence[Any]) -> bool:
         """Tap these modules, by id, and no others. Return whether code that was compiled before is dropped.
@@ -216,8 +227,8 @@ class InsideGraphs(Protocol):
     def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
         """Return what places taps that record these kinds."""
 
-    def address(self, tensor: Any) -> int:
-        """Return where the elements are; see `GradientGraph.address`."""
+    def memory_of(self, tensor: Any) -> Hashable:
+        """Return where the elements are. Memory that was allocated anew differs while the earlier one is held."""
 
 
 class Substitution(Protocol):

@@ -43,7 +43,8 @@ static int make_names(void)
    time. `configure` fills the table in. */
 #define FIELDS(X)                                                                                                      \
     X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)             \
-    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(RecordSlot, micro) X(RecordSlot, place) X(TensorKind, dtype) X(TensorKind, shape)              \
+    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(RecordSlot, micro) X(RecordSlot, place)              \
+    X(RecordSlot, in_graph) X(TensorKind, dtype) X(TensorKind, shape)                                                  \
     X(TensorKind, name) X(TensorKind, elements) X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number)    \
     X(CopiedTensor, batch) X(CopiedTensor, row) X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather)         \
     X(Recorder, _host_rows) X(Recorder, _pending) X(Recorder, _seq) X(Recorder, read_order)                            \

@@ -254,7 +254,8 @@ static int take_later(PyObject *recorder, PyObject *readers, PyObject *tensor, P
         }
     }
     /* A tensor without gradient may belong to other code, and waits only where it was seen before. */
-    if (is == 1 && forward && (is = flag(tensor, s_requires_grad)) == 0) {
+    if (is == 1 && forward && GET(RecordSlot, slot, in_graph) != Py_True &&
+        (is = flag(tensor, s_requires_grad)) == 0) {
         is = is_known(recorder, reader, tensor, kind, version, place);
     }
     if (is == 1 && add_read(reader, deferred, tensor, version, address, slot, step, place)) {

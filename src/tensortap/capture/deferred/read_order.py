@@ -41,6 +41,7 @@ class ReadSlot:
         "_unchanged",
         "changed",
         "later_until",
+        "retired",
         "safe_delay",
     )
 
@@ -62,6 +63,8 @@ class ReadSlot:
         """The recorded step before which `when` is known to return "later", unless `changed` is set."""
         self.safe_delay = sys.maxsize
         """See `frameworks.device_reader.DeferralBound`."""
+        self.retired = False
+        """Whether another one has taken its place."""
 
     @property
     def decided(self) -> bool:
@@ -122,9 +125,9 @@ class ReadSlot:
 
 
 class _ReadAtOnce:
-    """A slot whose tensors are always read at once: compiled code reuses memory, and no version counts that."""
+    """A slot whose tensors are always read at once: a CUDA graph reuses memory, and no version counts that."""
 
-    later_until, changed = 0, True
+    later_until, changed, retired = 0, True, False
 
     def when(self, now: int, step: int) -> When:
         return "now"
@@ -153,7 +156,7 @@ class ReadOrder:
         read: ReadSlot | None = slot.read
         if read is not None and self._recorded < read.later_until and not read.changed:  # the usual case
             return read, "later"
-        if read is None:
+        if read is None or read.retired:
             where = slot.module, slot.call, slot.kind, slot.path  # the same in all micro steps
             read = self._slots.get(where)
             if read is None:
@@ -164,3 +167,9 @@ class ReadOrder:
                 self._slots[where] = read
             slot.read = read
         return read, read.when(self._recorded, step)
+
+    def restart(self) -> None:
+        """Try every slot anew, as if it came for the first time."""
+        for read in self._slots.values():
+            read.later_until, read.retired = 0, True
+        self._slots.clear()

@@ -236,6 +236,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             ) from error
         return TorchGraphTaps(kinds, emulate_casts, self.opaque_value, self._copies.hold())
 
+    def memory_of(self, tensor: torch.Tensor) -> Hashable:
+        return tensor.untyped_storage()._cdata, tensor.data_ptr()
+
     # --- autograd ----------------------------------------------------------------------------------------------
     def tracing(self) -> bool:
         return tracing()

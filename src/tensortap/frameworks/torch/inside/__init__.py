@@ -5,5 +5,6 @@ notes.py      what is known of a graph while it is traced: numbers of calls, pat
 hooks.py      hooks on modules, in code that the compiler traces
 graphs.py     placing the hooks, and compiling again
 compiler.py   what is changed in the compiler while a tap is open
+buffers.py    memory of compiled code, which keeps tapped tensors until they are read
 saved.py      what a compiled forward saves for backward, chosen as if there were no taps
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch._functorch import partitioners
 
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.hooks import is_own_hook
+from tensortap.frameworks.torch.inside.buffers import free_tapped, reuse_untapped
 from tensortap.frameworks.torch.inside.saved import choose_as_untapped
 
-__all__ = ["LIBRARY_HOOKS", "SAVED_VALUES", "CompilerPatch"]
+__all__ = ["LIBRARY_HOOKS", "SAVED_VALUES", "CompilerPatch", "of_inductor"]
 
 
 class CompilerPatch:
@@ -68,3 +69,15 @@ Taps change that choice: it avoids to recompute what is used before and after an
 long chains. Under inductor a recomputed value may differ from the saved one in its last bits, because one is computed
 by vector instructions and the other is not.
 """
+
+_inductor: list[CompilerPatch] = []
+
+
+def of_inductor() -> Sequence[CompilerPatch]:
+    """Return the changes of inductor, whose import takes long. They keep tapped buffers until they are read."""
+    if not _inductor:
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
+
+        _inductor.append(CompilerPatch(Wrapper, "can_reuse", reuse_untapped))
+        _inductor.append(CompilerPatch(Wrapper, "codegen_free", free_tapped))
+    return _inductor

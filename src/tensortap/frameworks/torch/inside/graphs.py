@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -55,6 +56,19 @@ class TorchGraphTaps:
         except BaseException:
             self._undo.close()
             raise
+
+    @property
+    def traced(self) -> int:
+        """How many graphs were traced so far."""
+        return notes.traced[0]
+
+    @property
+    def replays(self) -> bool:
+        """Whether CUDA graphs may run the compiled code: their memory is planned again when they are recorded."""
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is None:
+            return False
+        return any(each.tree_manager is not None for each in trees.local.tree_manager_containers.values())
 
     def place(self, wanted: Mapping[int, tuple[Any, GraphReceiver]], called: Sequence[Any]) -> bool:
         """Hook these modules, by id, and no others. Return whether code that was compiled before is dropped.
@@ -153,6 +167,8 @@ def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
     for patch in (compiler.LIBRARY_HOOKS, compiler.SAVED_VALUES):
         undo.callback(patch.apply())
     try:
+        for patch in compiler.of_inductor():
+            undo.callback(patch.apply())
         from torch._inductor import config
     except ImportError as error:
         if emulate_casts:

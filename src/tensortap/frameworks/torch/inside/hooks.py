@@ -55,14 +55,14 @@ def traced_hooks(kinds: frozenset[str]) -> TracedHooks:
             for place in range(len(tensors)):
                 if marks[place] == "tap":
                     tensor = tensors[place]
-                    tapped = GradientTap.apply(tensor, number, "grad_input", notes.call(), notes.path_at(place))
+                    tapped = GradientTap.apply(tensor, number, notes.gradient_point("grad_input", place))
                     tensors[place] = tapped
                     changed = True
                 elif marks[place].isdigit():
                     tensors[place] = tensors[int(marks[place])]
             comptime(notes.see_tapped_inputs)
         if inputs or len(module._modules):
-            torch.ops.tensortap.tap(tensors if inputs else [], number, "enter", notes.call(), notes.enter_spec())
+            torch.ops.tensortap.tap(tensors if inputs else [], number, notes.enter_point())
         if changed:
             rest = list(reversed(tensors))
             return _rebuilt(args, rest, 0), _rebuilt(kwargs, rest, 0)
@@ -85,7 +85,7 @@ def traced_hooks(kinds: frozenset[str]) -> TracedHooks:
             for place in range(len(tensors)):
                 if marks[place] == "tap":
                     tensor = tensors[place]
-                    tapped = GradientTap.apply(tensor, number, "grad_output", notes.call(), notes.path_at(place))
+                    tapped = GradientTap.apply(tensor, number, notes.gradient_point("grad_output", place))
                     comptime(notes.see_tapped_output)
                     tensors[place] = tapped
                     changed = True
@@ -98,8 +98,8 @@ def traced_hooks(kinds: frozenset[str]) -> TracedHooks:
                     tensors[place] = given[int(marks[place][5:])]
                     changed = True
         entered = inputs or len(module._modules) > 0
-        spec = notes.leave_spec() if entered else notes.whole_spec()
-        torch.ops.tensortap.tap(tensors if outputs else [], number, "leave", notes.call(), spec)
+        point = notes.leave_point() if entered else notes.whole_point()
+        torch.ops.tensortap.tap(tensors if outputs else [], number, point)
         comptime(notes.see_left)
         if changed:
             return _rebuilt(output, list(reversed(tensors)), 0)

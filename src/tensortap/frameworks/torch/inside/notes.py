@@ -6,7 +6,6 @@ as constants. So this file is ordinary code, whatever the compiler understands.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,14 +17,16 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch._dynamo.exc import RestartAnalysis
 from torch._guards import CompileContext, TracingContext
 
-import tensortap.frameworks.torch.inside.operator  # noqa: F401  # defines the operator
 from tensortap.core.arguments import OpaqueValue, written
+from tensortap.frameworks.torch.inside.operator import new_point
 
-__all__ = ["opaque_value"]
+__all__ = ["opaque_value", "traced"]
 
 opaque_value: list[Callable[[Any], OpaqueValue | None]] = [lambda _: None]
 """Recognises dtypes and devices; see `core.arguments.written`. One item."""
 
+traced = [0]
+"""How many graphs were traced. One item."""
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 _TAPS = (torch.ops.tensortap.tap, torch.ops.tensortap.tap.default)
@@ -110,6 +111,7 @@ def _current() -> _Notes:
     context = TracingContext.get()
     if (found := _notes.get(context)) is None:
         found = _notes[context] = _Notes()
+        traced[0] += 1
     return found
 
 
@@ -313,12 +315,6 @@ _constant = partial(torch._dynamo.assume_constant_result)
 
 
 @_constant
-def call() -> int:
-    """Return the number of the innermost call, counted within the graph."""
-    return _current().open[-1].number
-
-
-@_constant
 def input_marks() -> str:
     """Return what to do with each input: tap its gradient, nothing, or take the tensor of another place."""
     return _current().marks
@@ -331,25 +327,29 @@ def output_marks() -> str:
 
 
 @_constant
-def path_at(place: int) -> str:
-    """Return the path of a tensor, as a spec."""
-    return json.dumps({"path": _current().paths[place]})
-
-
-@_constant
-def enter_spec() -> str:
-    """Return what the tap must know of the call that begins."""
-    return json.dumps(_current().open[-1].spec)
-
-
-@_constant
-def leave_spec() -> str:
-    """Return what the tap must know of the call that ends."""
-    return json.dumps(_current().leave)
-
-
-@_constant
-def whole_spec() -> str:
-    """Return what the tap must know of a call that has not shown its beginning."""
+def gradient_point(kind: str, place: int) -> int:
+    """Return the point at which the gradient of a tensor of the innermost call is tapped."""
     notes = _current()
-    return json.dumps({**notes.leave, "entered": notes.open[-1].spec})
+    return new_point(kind, notes.open[-1].number, {"path": notes.paths[place]})
+
+
+@_constant
+def enter_point() -> int:
+    """Return the point at which the innermost call begins."""
+    call = _current().open[-1]
+    return new_point("enter", call.number, call.spec)
+
+
+@_constant
+def leave_point() -> int:
+    """Return the point at which the innermost call ends."""
+    notes = _current()
+    return new_point("leave", notes.open[-1].number, notes.leave)
+
+
+@_constant
+def whole_point() -> int:
+    """Return the point at which a call ends that has not shown its beginning."""
+    notes = _current()
+    call = notes.open[-1]
+    return new_point("leave", call.number, {**notes.leave, "entered": call.spec})

@@ -4,14 +4,15 @@ It returns nothing and has an ordered effect, so the compiler neither drops, rep
 graph. A forward that runs again in a compiled backward (activation checkpointing) does not contain it.
 
 The number of a module is a 0-d tensor, not an int: an int would be a constant of the graph, and each of many equal
-layers would be compiled by itself.
+layers would be compiled by itself. All else that a tap must know is in a table, by a number that depends on the content
+alone: it is a constant of the graph, which a cache of compiled code may keep for another process.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -20,12 +21,12 @@ from torch._C import _current_autograd_node
 from torch._C._autograd import _get_sequence_nr
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-from tensortap.frameworks.capabilities import GraphCall, GraphReceiver
+from tensortap.frameworks.capabilities import GraphPoint, GraphReceiver
 
-__all__ = ["OPERATOR", "GradientTap", "new_number", "receivers"]
+__all__ = ["OPERATOR", "GradientTap", "new_number", "new_point", "receivers"]
 
 OPERATOR = "tensortap::tap"
-_SCHEMA = "tap(Tensor[] values, Tensor module, str event, int call, str spec) -> ()"
+_SCHEMA = "tap(Tensor[] values, Tensor module, int point) -> ()"
 
 
 receivers: dict[int, GraphReceiver] = {}
@@ -39,26 +40,29 @@ def new_number() -> int:
     return next(_numbers)
 
 
-def _receive(values: Sequence[torch.Tensor], module: torch.Tensor, event: str, call: int, spec: str) -> None:
-    if (receiver := receivers.get(int(module))) is not None:
-        receiver.event(event, GraphCall(_graph_run(event), call), values, _parsed(spec))
+_points: dict[int, GraphPoint] = {}
 
 
-def _graph_run(event: str) -> int:
-    """Return a number that a forward of a compiled graph and its backward share: that of their node in autograd.
-
-    The node of a compiled forward is made right before it runs, and no other is made meanwhile.
-    """
-    if event in ("enter", "leave"):
-        return int(_get_sequence_nr()) - 1
-    node = _current_autograd_node()
-    return -1 if node is None else int(node._sequence_nr())
+def new_point(event: str, call: int, spec: Mapping[str, Any]) -> int:
+    """Return the number of a point in compiled code, which `_receive` looks up."""
+    text = json.dumps([event, call, spec])
+    number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    _points.setdefault(number, GraphPoint(*json.loads(text)))
+    return number
 
 
-@lru_cache(65536)
-def _parsed(spec: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(spec)
-    return found
+def _receive(values: Sequence[torch.Tensor], module: torch.Tensor, number: int) -> None:
+    # This runs between the kernels of compiled code, on the thread that launches them.
+    if (receiver := receivers.get(module.item())) is None:
+        return
+    point = _points[number]
+    # A forward of a compiled graph and its backward share the number of their node in autograd. The node of a compiled
+    # forward is made right before it runs, and no other is made meanwhile.
+    if point.event == "enter" or point.event == "leave":
+        receiver.event(point, _get_sequence_nr() - 1, values)
+    else:
+        node = _current_autograd_node()
+        receiver.event(point, -1 if node is None else node._sequence_nr(), values)
 
 
 _library = torch.library.Library(OPERATOR.partition(":")[0], "FRAGMENT")
@@ -76,13 +80,13 @@ class GradientTap(torch.autograd.Function):  # type: ignore[misc]  # torch is op
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, module: torch.Tensor, event: str, call: int, spec: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, module: torch.Tensor, point: int) -> torch.Tensor:
         ctx.save_for_backward(module)
-        ctx.event, ctx.call, ctx.spec = event, call, spec
+        ctx.point = point
         return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (module,) = ctx.saved_tensors
-        torch.ops.tensortap.tap([gradient], module, ctx.event, ctx.call, ctx.spec)
-        return gradient, None, None, None, None
+        torch.ops.tensortap.tap([gradient], module, ctx.point)
+        return gradient, None, None

@@ -1,0 +1,81 @@
+"""Deferred reads of tensors in compiled code: they hold the values of the tap, whatever the code does afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from support import fake_gpu
+from support.compiling import compile_layers, compile_whole, train
+from tensortap.frameworks.torch.inside import buffers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles
+
+KINDS = ("output", "grad_output")
+
+
+class Layer(nn.Module):
+    """Inductor computes what follows each linear in the memory of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.second(torch.sin(self.first(x)) * 2)) * 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(3)), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def step(model: Any) -> torch.Tensor:
+    return model(torch.linspace(-1, 1, 4 * 16).view(4, 16)).square().mean()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def digests(tap: Any) -> dict[Any, int]:
+    return {record.key: int(record.summary.digest) for record in tap.run}
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, how: Any, gather: bool) -> tuple[dict[Any, int], fake_gpu.FakeReader]:
+    torch._dynamo.reset()
+    reader = fake_gpu.install(monkeypatch)()
+    tap = train(how(model(), backend="inductor"), step, steps=5, kinds=KINDS, compiled="inside", gather=gather)
+    return digests(tap), reader
+
+
+def most_deferred(records: Any) -> float:
+    """Return nine tenths of the records of three steps. The first two steps of five are trials."""
+    return 0.9 * 3 / 5 * len(records)
+
+
+@pytest.mark.parametrize("how", [compile_whole, compile_layers])
+def test_deferred_reads_have_the_values_of_the_tap(monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    at_once, alone = recorded(monkeypatch, how, gather=False)
+    deferred, together = recorded(monkeypatch, how, gather=True)
+    assert deferred == at_once
+    assert alone.waited == 0
+    assert together.waited > most_deferred(deferred)
+
+
+def test_memory_that_compiled_code_reuses_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, _ = recorded(monkeypatch, compile_whole, gather=False)
+    monkeypatch.setattr(buffers, "_tapped", frozenset)  # inductor reuses every buffer, as without taps
+    deferred, together = recorded(monkeypatch, compile_whole, gather=True)
+    assert deferred == at_once
+    assert 0 < together.waited < most_deferred(deferred)
