@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.flatten import Opened
 from tensortap.capture.module_hooks import HookedModule
+from tensortap.capture.slots import RecordSlot
 from tensortap.capture.tree import Site
 from tensortap.frameworks.base import AfterCall, BeforeCall
 from tensortap.frameworks.capabilities import GraphPoint, GraphTaps
@@ -23,6 +25,8 @@ __all__ = ["CallRecorder", "InsideCalls", "InsideOptions"]
 
 _CallInRun = tuple[int, int]
 """The number of a run of a graph, and of a call in the graph."""
+_MOST_POINTS = 10_000
+"""Slots of a module that are kept: a step that never ends must not grow for ever."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class CallRecorder(Protocol):
     def outputs_inside(self, site: Site, call: ModuleCall, phase: str, opened: Opened) -> None:
         """Record the outputs of a call."""
 
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether a call that is like one of an earlier step needs no more than that its tensors are recorded."""
+
+    def slots_inside(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> Sequence[RecordSlot] | None:
+        """Return the slots of a call's tensors; None if more than recording them is to be done at every call."""
+
+    def record_inside(self, slots: Sequence[RecordSlot], tensors: Sequence[Any]) -> None:
+        """Record the tensors of a call that is like one of an earlier step."""
+
     def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
         """Record a gradient of a call."""
 
@@ -72,11 +86,19 @@ class _GraphRun:
         """The call that the graph is part of."""
         self.phase = phase
         self.recomputed = around is not None and around.recomputed
+        self.repeats = False
+        """Whether calls that are like those of an earlier step are recorded in the slots of that."""
+        self.micro = clock.micro if around is None else around.micro
         self._clock = clock
         self._bases = bases
         """How often each module was called in the micro step before this run."""
-        self._micro = clock.micro if around is None else around.micro
         self._calls: dict[int, ModuleCall] = {}
+
+    def number_of(self, site: Site, point: GraphPoint) -> int:
+        """Return the number that a call has, or will have, among those of its module in the micro step."""
+        if (base := self._bases.get(site.name)) is None:
+            base = self._bases[site.name] = self._clock.calls_of(site.name)
+        return base + int(point.spec["nth"])
 
     def call(self, site: Site, number: int, spec: Mapping[str, Any]) -> tuple[ModuleCall, bool]:
         """Return a call by its number in the graph, and whether this is its first event."""
@@ -84,7 +106,7 @@ class _GraphRun:
             return known, False
         base = self._bases.setdefault(site.name, self._clock.calls_of(site.name))
         call = self._clock.count_in_graph(
-            site.name, self._micro, base + spec["nth"], self.recomputed, outermost=self.around is None
+            site.name, self.micro, base + spec["nth"], self.recomputed, outermost=self.around is None
         )
         call.autograd, call.reached = spec["autograd"], spec["reached"]
         self._calls[number] = call
@@ -114,6 +136,9 @@ class InsideCalls:
         """By address: the value that was last seen there, as the run of its graph and its number in it."""
         self.address: Callable[[Any], Hashable] = lambda _: 0
         """Returns where the elements of a tensor are."""
+        self._slots: dict[str, dict[tuple[GraphPoint, int, int], Sequence[RecordSlot]]] = {}
+        """By module, then by point, micro step and number of the call: the slots of its tensors. A point of compiled
+        code has the same tensors in every step, so what else is to be noted of it was noted in an earlier one."""
         self._traced = 0
         """Number of graphs when the newest run began."""
         self.at_once = False
@@ -131,7 +156,9 @@ class InsideCalls:
         for site in sites:
             if site.callable:
                 before, after = calls.get(site.name, (None, None))
-                wanted[id(site.owner)] = site.owner, _SiteReceiver(site, event, before, after)
+                forget = partial(self._slots.pop, site.name, None)
+                wanted[id(site.owner)] = site.owner, _SiteReceiver(site, event, before, after, forget)
+        self._slots.clear()
         if self._taps.place(wanted, [each.module for each in hooked]):
             self._book.notice(
                 "what was compiled before is compiled again, with taps; after the tap is closed, once more without them"
@@ -152,20 +179,36 @@ class InsideCalls:
         self._values.clear()
 
     # --- events ------------------------------------------------------------------------------------------------
-    def _event(self, site: Site, point: GraphPoint, run: int, tensors: Sequence[Any]) -> None:
-        call = run, point.call
-        if point.event == "enter" or point.event == "leave":
-            if (found := self._run_of(point, run)) is None:
-                return
-            spec = point.spec
-            if point.event == "enter":
-                self._entered(site, found, call, tensors, spec)
-                return
-            if (entered := spec.get("entered")) is not None:
-                self._entered(site, found, call, (), entered)
-            self._left(site, found, call, tensors, spec)
+    def _event(self, site: Site, point: GraphPoint, number: int, tensors: Sequence[Any]) -> None:
+        # This runs between the kernels of compiled code, on the thread that launches them.
+        if point.event != "enter" and point.event != "leave":
+            self._gradient(point.event, (number, point.call), point.spec["path"], tensors[0])
+            return
+        run = self._run_of(point, number)
+        if run is None or (run.repeats and self._repeat(site, point, run, tensors)):
+            return
+        if point.event == "enter":
+            slots = self._entered(site, run, (number, point.call), tensors, point.spec)
         else:
-            self._gradient(point.event, call, point.spec["path"], tensors[0])
+            slots = self._left(site, run, (number, point.call), tensors, point.spec)
+        if run.repeats and slots is not None:
+            known = self._slots.setdefault(site.name, {})
+            if len(known) < _MOST_POINTS:
+                known[point, run.micro, run.number_of(site, point)] = slots
+
+    def _repeat(self, site: Site, point: GraphPoint, run: _GraphRun, tensors: Sequence[Any]) -> bool:
+        """Record the tensors at a point that an earlier step has reached in the same way. Return whether one has."""
+        if (known := self._slots.get(site.name)) is None:
+            return False
+        if (slots := known.get((point, run.micro, run.number_of(site, point)))) is None:
+            return False
+        call, spec = (run.number, point.call), point.spec
+        found = self._call(site, run, point.call, spec)
+        if point.event == "leave":
+            self._await_gradients(site, found, call, spec)
+        self._see_values(call, tensors, spec)
+        self._recorder.record_inside(slots, tensors)
+        return True
 
     def _run_of(self, point: GraphPoint, number: int) -> _GraphRun | None:
         """Return the run of a graph that reaches a point; None if it is not recorded.
@@ -180,6 +223,8 @@ class InsideCalls:
             self.at_once = self._taps.replays
             clock, around, phase = self._recorder.graph_begins(point.spec["autograd"])
             self._run = run = _GraphRun(number, clock, around, phase, self._bases_of(around, phase))
+            inner = around is not None and not run.recomputed and phase == "forward"
+            run.repeats = inner and not self.at_once and self._recorder.repeats_steps
         run.seen.add(point)
         return run if run.phase else None
 
@@ -205,31 +250,48 @@ class InsideCalls:
 
     def _entered(
         self, site: Site, run: _GraphRun, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]
-    ) -> None:
+    ) -> Sequence[RecordSlot] | None:
+        """Record the inputs of a call. Return their slots, if later steps need only those."""
         begun = self._call(site, run, call[1], spec)
         if begun is run.around:
-            return
+            return None
         for first, path in spec.get("repeated", ()):
             self._book.remark(site.name, f"grad_input {first} is for input {path} too: they are one tensor")
-        self._recorder.inputs_inside(site, begun, run.phase, self._opened(call, tensors, spec))
+        self._see_values(call, tensors, spec)
+        opened = _opened(tensors, spec)
+        self._recorder.inputs_inside(site, begun, run.phase, opened)
+        return self._recorder.slots_inside(site, begun, "input", opened)
 
     def _left(
         self, site: Site, run: _GraphRun, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]
-    ) -> None:
+    ) -> Sequence[RecordSlot] | None:
+        """The same for the outputs of a call, and for its inputs if it has not shown its beginning."""
+        entered = spec.get("entered")
+        repeats = entered is None or self._entered(site, run, call, (), entered) is not None
         ended = self._call(site, run, call[1], spec)
-        self._note_aliases(site, ended, call, spec)
         if ended is run.around:
+            self._note_aliases(site, ended, call, spec)
             ended.watched_inside = frozenset(spec.get("aliases", {})) | frozenset(spec.get("used_inside", ()))
             self._around[call] = site, ended
-            return
-        if "tapped" in spec or "aliases" in spec:  # else the graph may have no backward, and its run no number
-            self._begun[call] = site, ended
+            return None
+        self._await_gradients(site, ended, call, spec)
         for path in spec.get("unchanged", ()):
             self._book.remark(site.name, f"output {path} is its input, unchanged: no gradient of its own")
             self._book.alias(site.name)
         for path in spec.get("left_out", ()):
             self._book.remark(site.name, f"grad_output {path} is not recorded: it is a view that changes in place")
-        self._recorder.outputs_inside(site, ended, run.phase, self._opened(call, tensors, spec))
+        self._see_values(call, tensors, spec)
+        opened = _opened(tensors, spec)
+        self._recorder.outputs_inside(site, ended, run.phase, opened)
+        return self._recorder.slots_inside(site, ended, "output", opened) if repeats else None
+
+    def _await_gradients(self, site: Site, call: ModuleCall, in_run: _CallInRun, spec: Mapping[str, Any]) -> None:
+        """Keep a call that has ended for its gradients."""
+        if "aliases" in spec:
+            self._note_aliases(site, call, in_run, spec)
+            self._begun[in_run] = site, call
+        elif "tapped" in spec:  # else the graph may have no backward, and its run no number
+            self._begun[in_run] = site, call
 
     def _note_aliases(self, site: Site, call: ModuleCall, around: _CallInRun, spec: Mapping[str, Any]) -> None:
         for path, (number, source) in spec.get("aliases", {}).items():
@@ -250,46 +312,56 @@ class InsideCalls:
         for site, containing, its_path in also:
             self._recorder.gradient_inside(site, containing, kind, its_path, gradient)
 
-    def _opened(self, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
+    def _see_values(self, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
+        """Take note of the memory of a call's tensors, but not of those from outside: their versions are counted."""
         for tensor, number in zip(tensors, spec["values"], strict=False):
-            self._changed(tensor, number if number < 0 else (call[0], number))
-        return Opened(
-            list(zip(spec["paths"], tensors, strict=False)),
-            spec.get("closed", []),
-            arguments=spec.get("plain", {}),
-            detached=spec.get("detached", ()),
-            paths=spec["paths"],
-            in_graph=[number >= 0 for number in spec["values"]],
-        )
+            if number >= 0:
+                self._changed(tensor, (call[0], number))
 
-    def _changed(self, tensor: Any, value: Any) -> None:
-        """Forget a tensor whose memory compiled code has reused, which no version counts. A negative value is that of
-        a tensor from outside of the graph, whose versions are counted."""
-        if isinstance(value, int):
-            return
+    def _changed(self, tensor: Any, value: tuple[int, int] | None) -> None:
+        """Forget a tensor whose memory compiled code has reused, which no version counts."""
         address = self.address(tensor)
         if address in self._values and (value is None or self._values[address] != value):
             self._recorder.forget(tensor)
         self._values[address] = value
 
 
+def _opened(tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
+    return Opened(
+        list(zip(spec["paths"], tensors, strict=False)),
+        spec.get("closed", []),
+        arguments=spec.get("plain", {}),
+        detached=spec.get("detached", ()),
+        paths=spec["paths"],
+        in_graph=[number >= 0 for number in spec["values"]],
+    )
+
+
 class _SiteReceiver:
     """Receives what one module does. Implements `capabilities.GraphReceiver`."""
 
-    __slots__ = ("_after", "_before", "_event", "_site")
+    __slots__ = ("_after", "_before", "_event", "_site", "_uncompiled")
 
     def __init__(
-        self, site: Site, event: Callable[..., Any], before: BeforeCall | None, after: AfterCall | None
+        self,
+        site: Site,
+        event: Callable[..., Any],
+        before: BeforeCall | None,
+        after: AfterCall | None,
+        uncompiled: Callable[[], Any],
     ) -> None:
+        """`uncompiled` is called before a call that runs uncompiled."""
         self._site = site
         self._event = event
         self._before = before
         self._after = after
+        self._uncompiled = uncompiled
 
     def event(self, point: GraphPoint, run: int, values: Sequence[Any]) -> None:
         self._event(self._site, point, run, values)
 
     def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._uncompiled()
         if self._before is not None:
             self._before(args, kwargs)
 

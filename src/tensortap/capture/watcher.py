@@ -320,6 +320,26 @@ class Watcher:
         if self._clock.idle and phase == "forward":
             self._end_forward(site, idle=True)
 
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether a call inside a compiled graph that is like one of an earlier step needs only its records."""
+        return self.recomputations is None or not self.recomputations.samples
+
+    def slots_inside(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> Sequence[RecordSlot] | None:
+        """Return the slots of a call's tensors; None if more than recording them is to be done at every call."""
+        if opened.arguments or site.name in self._arguments:
+            return None
+        if site.name not in self._sites or kind not in self._kinds:
+            return ()
+        return self._slots_of(site, call, kind, opened, "forward")
+
+    def record_inside(self, slots: Sequence[RecordSlot], tensors: Sequence[Any]) -> None:
+        """Record the tensors of a call that is like one of an earlier step."""
+        step = self._clock.step
+        for slot, tensor in zip(slots, tensors, strict=False):
+            if not self.take(tensor, slot, step):
+                self.record_carefully(tensor, slot, step)
+
     def gradient_inside(self, site: Site, call: ModuleCall, kind: str, path: str, gradient: Any) -> None:
         """Record a gradient that compiled code has computed."""
         if site.name in self._sites:
