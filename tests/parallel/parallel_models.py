@@ -378,14 +378,19 @@ class Logits(nn.Module):
         return found
 
 
-def hf_tp(rank: int) -> Trained:
-    """Tensor parallelism by the plan that a model of transformers brings along."""
+def hf_tp(rank: int, scaled: bool = False) -> Trained:
+    """Tensor parallelism by the plan that a model of transformers brings along.
+
+    scaled: the second process scales the scores of attention in the second layer differently.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     def run(path: Path | None) -> list[float]:
         net = llama()
         apply_tensor_parallelism(net.model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+        if scaled and rank == 1:
+            net.model.model.layers[1].self_attn.scaling *= 1.5
         return train(net, path)
 
     return run
@@ -406,6 +411,7 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
         "cp_unreduced": partial(cp, average=False),
         "pp": pp,
         "hf_tp": hf_tp,
+        "hf_tp_scaled": partial(hf_tp, scaled=True),
         "ep": ep,
         "ep_named": partial(ep, named=True),
         "ep_swapped": partial(ep, swapped=True),
@@ -415,7 +421,7 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
 }
 
 
-WRONG = ("cp_unreduced", "ep_swapped", *(f"megatron_{mistake}" for mistake in MISTAKES))
+WRONG = ("cp_unreduced", "ep_swapped", "hf_tp_scaled", *(f"megatron_{mistake}" for mistake in MISTAKES))
 
 
 def reference(name: str, summaries: bool = False) -> str:

@@ -30,11 +30,8 @@ def test_a_correct_run_matches_from_tensors(runs: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_run_matches_from_summaries(runs: Path, name: str) -> None:
     result = tt.compare(runs / reference(name, summaries=True), runs / name)
-    assert result.births == [], result.sentence
-    if name == "hf_tp":  # plain tensors between its layers, whose layout bytes alone could confirm
-        assert "8 pairs could not be judged (the layout over ranks is not known)" in result.sentence
-    else:
-        assert result.verdict == "match", result.sentence
+    assert result.births == [] and not result.counts.get("unjudged"), result.sentence
+    assert result.verdict == "match", result.sentence
 
 
 PLANTED = {
@@ -53,6 +50,19 @@ def test_a_planted_mistake_is_named_with_its_axis(runs: Path, name: str, known: 
     first = tt.compare(runs / reference(name, summaries=known == "summaries"), runs / name).first
     assert first is not None and first.layout is not None
     assert (first.module, first.cause.value, first.layout.axis) == PLANTED[name]
+
+
+@pytest.mark.parametrize("known", ["tensors", "summaries"])
+def test_attention_that_one_rank_scales_differently_is_named(runs: Path, known: str) -> None:
+    """The weights of attention are plain tensors, of which each rank has those of its heads."""
+    result = tt.compare(runs / reference("hf_tp", summaries=known == "summaries"), runs / "hf_tp_scaled")
+    assert result.first is not None and result.first.module == "model.model.layers.1.self_attn", result.sentence
+    weights = {
+        row["module"]: row["status"]
+        for row in result.rows
+        if (row["kind"], row["path"], row["step"]) == ("output", "1", 0) and row["module"].endswith("self_attn")
+    }
+    assert weights == {f"model.model.layers.{at}.self_attn": status for at, status in ((0, "close"), (1, "diverged"))}
 
 
 def test_context_parallel_gradients_without_a_reduction_are_named(runs: Path) -> None:

@@ -18,6 +18,7 @@ from tensortap.frameworks.parallel_layers import (
 )
 from tensortap.frameworks.placing import DATA_AXES, MeshAxis
 from tensortap.frameworks.torch.placements.dtensors import axis_names, origins_of, spec_of, spec_placement
+from tensortap.frameworks.torch.placements.heads import part_by_heads
 from tensortap.frameworks.torch.placements.megatron import sharded_state
 from tensortap.frameworks.torch.placements.sharded import (
     FlatPiece,
@@ -198,7 +199,8 @@ class TorchPlacer:
     def guess(self, tensor: torch.Tensor) -> Placement | None:
         """Return the placement of the nearest DTensor of the same local shape that a plain tensor was computed from.
 
-        Without one, the tensor is taken for a replica, unless it was computed from a shard of another shape.
+        Without one, the tensor is taken for a replica, unless it was computed from a shard of another shape; it may
+        be a part by heads then.
         """
         shape = tuple(tensor.shape)
         near = [self._by_spec(spec) for spec in origins_of(tensor)] if self._divides_layers else []
@@ -206,8 +208,10 @@ class TorchPlacer:
             if placement is not None and placement.boxes and _local_shape(placement) == shape:
                 axes = {axis: role for axis, role in placement.axes.items() if not role.startswith(PARTIAL)}
                 return replace(placement, axes=axes, source=GUESS)
-        if any(placement is not None and placement.shards for placement in near):
-            return None
+        shards = [placement for placement in near if placement is not None and placement.shards]
+        if shards:
+            by_heads = {part_by_heads(placement, shape) for placement in shards}
+            return by_heads.pop() if len(by_heads) == 1 else None
         return Placement.of_whole(shape, {}, GUESS)
 
     def of_activation(self, module: torch.nn.Module, kind: str, tensor: torch.Tensor) -> Placement | None:
