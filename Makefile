@@ -18,9 +18,10 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# Two processes; each file stays in one of them, with the servers and clusters that it starts.
+# Two processes, one thread each; each file stays in one of them, with the servers and clusters that it starts.
 tests: $(VENV)/.ready browser
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 25
+	$(BIN)/python tests/support/compile_kernels.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 25
 
 # The report page is tested in a real browser. If none can be installed, these tests are skipped.
 browser:

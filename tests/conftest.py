@@ -12,6 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find `support`
 
+from support import work_order
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
@@ -19,24 +21,10 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
-_ONE_WORKER = ("parallel", "browser")
-"""Folders whose files share runs that take long to make: each worker process of pytest-xdist would make them anew."""
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one worker process run all files of such a folder, where `--dist loadfile` is given."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFileOrFolder(LoadFileScheduling):  # type: ignore[misc, unused-ignore] - a checker may not find xdist
-        def _split_scope(self, nodeid: str) -> str:
-            file = str(super()._split_scope(nodeid))
-            folder = Path(file).parent
-            return str(folder) if folder.name in _ONE_WORKER else file
-
-    return ByFileOrFolder(config, log)
+    """Distribute the tests by files, where `--dist loadfile` is given."""
+    return work_order.scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

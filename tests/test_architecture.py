@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tensortap
+from support import work_order
 
 SOURCE = Path(tensortap.__file__).parent
 COMMON = {"errors", "core"}
@@ -133,6 +134,8 @@ def test_importing_loads_nothing_heavy_and_is_quick() -> None:
     script = """
 import sys, time
 started = time.process_time()
+from support import work_order
+
 import tensortap
 spent = time.process_time() - started
 heavy = {"torch", "paddle", "numba", "pyarrow", "pandas", "h5py", "rich", "typer", "safetensors"} & set(sys.modules)
@@ -153,3 +156,8 @@ def test_only_a_frameworks_own_folder_knows_its_name() -> None:
             if isinstance(node, ast.Compare):
                 constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 assert not constants & {"torch", "paddle"}, f"{path}:{node.lineno} branches on a framework's name"
+
+
+@pytest.mark.parametrize("name", [*work_order.ONE_WORKER, *work_order.LONGEST])
+def test_the_order_of_the_tests_names_files_that_exist(name: str) -> None:
+    assert (Path(__file__).parents[1] / name).exists()
