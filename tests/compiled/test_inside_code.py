@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from typing import Any
 
 import pytest
@@ -171,3 +172,11 @@ def test_inductor_rounds_alike_with_and_without_taps() -> None:
     assert all(map(torch.equal, plain[1:], [parameter.grad for parameter in model.parameters()]))
     assert any("emulate_precision_casts" in notice for notice in inside.notices)
     assert not config.emulate_precision_casts
+
+
+def test_programs_that_raise_warnings_as_errors() -> None:
+    raw = built()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tap = train(torch.compile(raw, backend="aot_eager"), step, steps=1, compiled="inside")
+    assert differences(train(raw, step, steps=1), tap) == NONE

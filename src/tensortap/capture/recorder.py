@@ -573,13 +573,19 @@ class Recorder:
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for another one than before: its memory was reused, and no version counts that."""
-        self._run_deferred()  # they make tensors known
         if (device_reader := self._framework.device_reader(tensor)) is not None:
-            if self._pending is not None and (token := device_reader.describe(tensor)[0]) is not None:
-                for number in (None, *self._placement_numbers):
-                    self._pending.known.pop(_placed_token(token, number), None)
+            if (token := device_reader.describe(tensor)[0]) is not None and not self._forget_token(token):
+                self._run_deferred()  # that makes tensors known
+                self._forget_token(token)
         elif (identity := self._framework.identity(tensor)) is not None:
             self._known.pop(identity.token, None)  # copies of small tensors are compared byte by byte
+
+    def _forget_token(self, token: Hashable) -> bool:
+        """Return whether the token was known."""
+        if self._pending is None:
+            return False
+        tokens = [_placed_token(token, number) for number in (None, *self._placement_numbers)]
+        return any([self._pending.known.pop(each, None) is not None for each in tokens])
 
     def code_changed(self) -> None:
         """Try anew which reads can be deferred: other compiled code uses memory in another way."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 from torch._dynamo import utils as compiler_utils
+from torch._dynamo.side_effects import SideEffects
 from torch._functorch import partitioners
 
 from tensortap.frameworks.base import Remove
@@ -14,7 +16,7 @@ from tensortap.frameworks.hooks import is_own_hook
 from tensortap.frameworks.torch.inside.buffers import free_tapped, reuse_untapped
 from tensortap.frameworks.torch.inside.saved import choose_as_untapped
 
-__all__ = ["LIBRARY_HOOKS", "SAVED_VALUES", "CompilerPatch", "of_inductor"]
+__all__ = ["FUNCTION_CONTEXTS", "LIBRARY_HOOKS", "SAVED_VALUES", "CompilerPatch", "of_inductor"]
 
 
 class CompilerPatch:
@@ -55,11 +57,27 @@ def _without_our_hooks(original: Any) -> Any:
     return has_hooks
 
 
+def _without_deprecation(original: Any) -> Any:
+    def track_object_new(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+            return original(*args, **kwargs)
+
+    return track_object_new
+
+
 LIBRARY_HOOKS = CompilerPatch(compiler_utils, "nnmodule_has_hooks", _without_our_hooks)
 """Keeps the compiler from compiling modules of torch's own because of our hooks.
 
 After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward by itself,
 and rounds in another way than without taps.
+"""
+
+FUNCTION_CONTEXTS = CompilerPatch(SideEffects, "track_object_new", _without_deprecation)
+"""Keeps a warning of torch's own from a program that raises warnings as errors.
+
+To trace an autograd function, as that of a tapped gradient, the compiler makes an instance of its base class. That
+class warns that it should not be instantiated.
 """
 
 SAVED_VALUES = CompilerPatch(partitioners, "choose_saved_values_set", choose_as_untapped)
@@ -76,7 +94,9 @@ _inductor: list[CompilerPatch] = []
 def of_inductor() -> Sequence[CompilerPatch]:
     """Return the changes of inductor, whose import takes long. They keep tapped buffers until they are read."""
     if not _inductor:
-        from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # modules that it imports use what is deprecated
+            from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
 
         _inductor.append(CompilerPatch(Wrapper, "can_reuse", reuse_untapped))
         _inductor.append(CompilerPatch(Wrapper, "codegen_free", free_tapped))

@@ -164,7 +164,7 @@ def _compile_again() -> bool:
 
 def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
     """Set what the compiler must know while a tap is open. Return whether it rounds as uncompiled code does."""
-    for patch in (compiler.LIBRARY_HOOKS, compiler.SAVED_VALUES):
+    for patch in (compiler.FUNCTION_CONTEXTS, compiler.LIBRARY_HOOKS, compiler.SAVED_VALUES):
         undo.callback(patch.apply())
     try:
         for patch in compiler.of_inductor():
