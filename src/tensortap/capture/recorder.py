@@ -585,7 +585,8 @@ class Recorder:
         if self._pending is None:
             return False
         tokens = [_placed_token(token, number) for number in (None, *self._placement_numbers)]
-        return any([self._pending.known.pop(each, None) is not None for each in tokens])
+        rows = [self._pending.known.pop(each, None) for each in tokens]
+        return rows.count(None) < len(rows)
 
     def code_changed(self) -> None:
         """Try anew which reads can be deferred: other compiled code uses memory in another way."""
