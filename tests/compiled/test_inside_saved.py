@@ -11,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+import tensortap as tt
 from support.compiling import checkpoint_layers, train, untapped_gradients
 from tensortap.frameworks.torch.inside import saved as saved_values
 
@@ -94,13 +95,23 @@ def test_a_compiler_of_another_form_ends_no_training(
         fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition
     )
     tap = train(torch.compile(Net(), backend=backend), step, steps=2, compiled="inside")
+    assert any("no such field" in notice for notice in tap.notices)
     assert "no such field" in caplog.text and {row.key.step for row in tap.run} == {0, 1}
 
 
 def test_the_compiler_is_as_before_when_the_tap_is_closed() -> None:
     from torch._dynamo import utils
+    from torch._dynamo.side_effects import SideEffects
     from torch._functorch import partitioners
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    before = partitioners.choose_saved_values_set, utils.nnmodule_has_hooks
-    train(torch.compile(Net(), backend="aot_eager"), step, steps=1, compiled="inside")
-    assert (partitioners.choose_saved_values_set, utils.nnmodule_has_hooks) == before
+    owners: list[Any] = [partitioners, utils, SideEffects, PythonWrapperCodegen, PythonWrapperCodegen]
+    names = "choose_saved_values_set", "nnmodule_has_hooks", "track_object_new", "can_reuse", "codegen_free"
+
+    def functions() -> list[Any]:
+        return [getattr(owner, name) for owner, name in zip(owners, names, strict=True)]
+
+    before = functions()
+    with tt.capture(torch.compile(Net(), backend="aot_eager"), None, compiled="inside"):
+        assert all(function is not old for function, old in zip(functions(), before, strict=True))
+    assert functions() == before

@@ -219,6 +219,8 @@ class InsideCalls:
         if run is None or run.number != number or point in run.seen:
             if self._traced != self._taps.traced:
                 self._traced = self._taps.traced
+                for text in self._taps.notices:
+                    self._book.notice(text)
                 self._recorder.code_changed()
             self.at_once = self._taps.replays
             clock, around, phase = self._recorder.graph_begins(point.spec["autograd"])

@@ -205,6 +205,10 @@ class GraphTaps(Protocol):
         """How many graphs were traced so far. Other code uses memory in another way."""
 
     @property
+    def notices(self) -> Sequence[str]:
+        """What taps may change in the graphs so far, beside their rounding."""
+
+    @property
     def replays(self) -> bool:
         """Whether compiled code may run in an order that its own code does not show, so that no tensor keeps."""
 

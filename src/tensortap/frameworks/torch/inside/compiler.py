@@ -31,6 +31,11 @@ class CompilerPatch:
         self._open = 0
         self._original: Any = None
 
+    @property
+    def possible(self) -> bool:
+        """Whether this version of torch has the function."""
+        return hasattr(self._owner, self._name)
+
     def apply(self) -> Remove:
         """Replace the function until the returned function is called."""
         if self._open == 0 and (original := getattr(self._owner, self._name, None)) is not None:

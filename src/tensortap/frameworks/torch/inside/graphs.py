@@ -18,7 +18,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GraphReceiver
 from tensortap.frameworks.hooks import MODULE_NUMBER, innermost, replace_innermost
-from tensortap.frameworks.torch.inside import compiler, notes
+from tensortap.frameworks.torch.inside import compiler, notes, saved
 from tensortap.frameworks.torch.inside.hooks import traced_hooks
 from tensortap.frameworks.torch.inside.operator import OPERATOR, new_number, receivers
 
@@ -51,6 +51,7 @@ class TorchGraphTaps:
         self._undo = ExitStack()
         self._undo.callback(release)
         notes.opaque_value[0] = opaque_value
+        saved.failures.clear()
         try:
             self.rounding = _ROUNDING[_configure(emulate_casts, self._undo)]
         except BaseException:
@@ -61,6 +62,13 @@ class TorchGraphTaps:
     def traced(self) -> int:
         """How many graphs were traced so far."""
         return notes.traced[0]
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What taps may change in compiled code, beside its rounding."""
+        if not compiler.SAVED_VALUES.possible:
+            return [saved.changed_choice("it has no function that chooses them")]
+        return [*saved.failures]
 
     @property
     def replays(self) -> bool:

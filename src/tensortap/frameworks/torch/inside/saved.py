@@ -14,10 +14,22 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tensortap.core.interrupts import raise_interrupt
 
-__all__ = ["choose_as_untapped"]
+__all__ = ["changed_choice", "choose_as_untapped", "failures"]
 
 _FAR = int(1e9)
 _log = logging.getLogger("tensortap")
+
+
+failures: dict[str, None] = {}
+"""Reasons why a choice was not made as without taps, as notices."""
+
+
+def changed_choice(why: str) -> str:
+    """Return a notice that taps may change the choice."""
+    return (
+        f"taps may change which values the compiler of torch {torch.__version__} recomputes in backward, and so the "
+        f"last digits of gradients ({why})"
+    )
 
 
 def choose_as_untapped(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -31,13 +43,9 @@ def choose_as_untapped(original: Callable[..., list[Any]]) -> Callable[..., list
             return untapped.originals(original(untapped.graph, untapped.node_info, *budget, **named_budget))
         except Exception as error:  # a compiler of another form: a training must not end because it is tapped
             raise_interrupt(error)
-            _log.warning(
-                "tensortap: taps may change which values the compiler of torch %s recomputes in backward, and so the "
-                "last digits of gradients (%s: %s)",
-                torch.__version__,
-                type(error).__name__,
-                error,
-            )
+            text = changed_choice(f"{type(error).__name__}: {error}")
+            failures[text] = None
+            _log.warning("tensortap: %s", text)
             return original(joint_graph, node_info, *budget, **named_budget)
 
     return choose
