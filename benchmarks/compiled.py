@@ -68,6 +68,11 @@ class Case:
     step: Callable[[Any], torch.Tensor]
 
 
+def in_dtype_of(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the inputs in the dtype of the model's parameters, unless they are integers."""
+    return inputs.to(next(model.parameters()).dtype) if inputs.is_floating_point() else inputs
+
+
 def zoo_cases() -> Iterator[Case]:
     """Yield the models of tests/mistakes."""
     for name in MODELS:
@@ -75,7 +80,8 @@ def zoo_cases() -> Iterator[Case]:
         batch = training.batches[0][0]
 
         def step(model: Any, loss: Any = training.loss, batch: Any = batch) -> torch.Tensor:
-            found: torch.Tensor = loss(model(batch.inputs).float().flatten(0, -2), batch.target.flatten())
+            output = model(in_dtype_of(model, batch.inputs))
+            found: torch.Tensor = loss(output.float().flatten(0, -2), batch.target.flatten())
             return found
 
         yield Case(name, lambda name=name: training_of(name).model, step)
@@ -102,7 +108,7 @@ def transformers_cases() -> Iterator[Case]:
         return found
 
     def vision(model: Any) -> torch.Tensor:
-        found: torch.Tensor = model(pixel_values=pixels, labels=torch.tensor([1, 2])).loss
+        found: torch.Tensor = model(pixel_values=in_dtype_of(model, pixels), labels=torch.tensor([1, 2])).loss
         return found
 
     llama = hf.LlamaConfig(num_key_value_heads=1, **decoder, **small)

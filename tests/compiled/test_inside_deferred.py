@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,3 +80,14 @@ def test_memory_that_compiled_code_reuses_is_read_at_once(monkeypatch: pytest.Mo
     deferred, together = recorded(monkeypatch, compile_whole, gather=True)
     assert deferred == at_once
     assert 0 < together.waited < most_deferred(deferred)
+
+
+def test_code_in_cuda_graphs_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, _ = recorded(monkeypatch, compile_whole, gather=False)
+    from torch._inductor import cudagraph_trees  # its import warns
+
+    manager = {0: SimpleNamespace(tree_manager=object())}
+    monkeypatch.setattr(cudagraph_trees, "get_obj", lambda *_: manager)
+    replayed, together = recorded(monkeypatch, compile_whole, gather=True)
+    assert replayed == at_once
+    assert together.waited <= 3 * 2 * 2  # the model's own output and its gradient, which come from outside

@@ -14,6 +14,7 @@ import torch._dynamo
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import _TorchDynamoContext
 
+from tensortap.core.interrupts import raise_interrupt
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GraphReceiver
@@ -76,7 +77,12 @@ class TorchGraphTaps:
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
         if trees is None:
             return False
-        return any(each.tree_manager is not None for each in trees.local.tree_manager_containers.values())
+        try:
+            devices = trees.get_obj(trees.local, "tree_manager_containers")
+            return any(each.tree_manager is not None for each in devices.values())
+        except Exception as error:  # a thread of which inductor knows nothing, or another form of it
+            raise_interrupt(error)
+            return True
 
     def place(self, wanted: Mapping[int, tuple[Any, GraphReceiver]], called: Sequence[Any]) -> bool:
         """Hook these modules, by id, and no others. Return whether code that was compiled before is dropped.
