@@ -139,6 +139,19 @@ def test_a_small_bias_is_no_tie(short: bool, references: dict[str, Path], tmp_pa
     assert (found.verdict, found.first.module) == ("diverged", "gate")
 
 
+def test_few_other_choices_by_equal_scores_are_wrong(tmp_path: Path) -> None:
+    """Something else than the scores decides as well, but rounding has nothing to decide where these are equal."""
+
+    def change(block: Block) -> None:
+        other_bias(block)
+        block.gate.bias[3] += 3e-2
+
+    reference = record(tmp_path / "reference", False, change=other_bias)
+    found = tt.compare(reference, record(tmp_path / "candidate", False, change=change))
+    assert (found.verdict, found.first and found.first.module) == ("diverged", "gate")
+    assert 0 < found.first.difference.mismatched < 1 / 64
+
+
 @pytest.mark.parametrize("factor", [1.5, 0.8])
 def test_wrong_experts_beside_ties_are_found(factor: float, references: dict[str, Path], tmp_path: Path) -> None:
     def change(block: Block) -> None:

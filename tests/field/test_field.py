@@ -108,6 +108,27 @@ def test_an_attention_is_named_from_summaries_where_no_position_sees_nothing(ben
     assert tried and not (said := failures(outcomes, "exact")), said
 
 
+FOUND = [
+    ("gemma", "heads-interleaved", "attention", "summary"),  # keeps largest and smallest elements, but not the rest
+    ("ernie4_5", "rotary-of-halves", "attention", "summary"),  # the sums of sketches tell it of a single record
+    ("glm4_moe", "groups-by-best", "attention", "summary"),  # few tokens choose others, and some see nothing
+    ("glm4_moe", "groups-by-best", "float32", "isolated"),  # scores are equal, so no rounding decided
+    ("bert_decoder", "tie-lost", "attention", "summary"),  # gradients differ because of the tie alone
+    ("bert_decoder", "window-ignored", "attention", "tensors"),  # a mask after positions that see nothing
+    ("plbart", "not-causal", "float32", "tensors"),  # no mask, where both attentions need one
+    ("llava", "image-detached", "float32", "summary"),  # a value that is returned only for information
+    ("llava", "last-features", "float32", "isolated"),  # a layer gets gradients that it has not in the reference
+    ("jamba", "bias-not-loaded", "float32", "isolated"),  # code that reads a wrong parameter of another module
+]
+
+
+@pytest.mark.parametrize(("family", "name", "setting", "way"), FOUND)
+def test_a_mistake_is_named_exactly(bench: Bench, family: str, name: str, setting: str, way: str) -> None:
+    (mistake,) = [each for each in MISTAKES if (each.family, each.name) == (family, name)]
+    outcome = bench.judged(mistake, setting, way)
+    assert outcome.outcome == "exact", str(outcome)
+
+
 def test_a_router_that_sorts_tokens_is_named(bench: Bench) -> None:
     tried = [mistake for mistake in MISTAKES if (mistake.family, mistake.name) == ("jetmoe", "softmax-over-all")]
     outcomes = [bench.judged(mistake, "attention", "tensors") for mistake in tried]

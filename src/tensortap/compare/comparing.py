@@ -16,7 +16,7 @@ from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
-from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
+from tensortap.compare.judge.extremes import ShownElements, rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.one_sided import (
@@ -37,6 +37,7 @@ from tensortap.compare.matching import Matched, match, pairs_of, reference_movem
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.ranges import may_see_nothing, ranges_between
+from tensortap.compare.measure.sums import agreeing_sums_between, hidden_share
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.memory import rare_collections, release_unused
 from tensortap.compare.options import ComparisonOptions
@@ -130,13 +131,15 @@ def open_comparison(
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
-    if born and not extra:
-        unread = find_unread(judgement, pairs, structure, policy, born, cut=bool(missing))
+    untied = matched.settings.untied_parameters if born else set()
+    if born and all((finding.key.module, finding.key.path) in untied for finding in extra.values()):
+        unread = find_unread(judgement, pairs, structure, policy, born, bool(missing), untied)
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
         sides = matched.reference, matched.candidate, matched.alignment
         right = set()
         if born and not unread.rows and may_see_nothing(*sides, pairs.masks):
-            right = rows_with_right_extremes(judgement, pairs, structure, born, ranges_between(*sides))
+            shown = ShownElements(ranges_between(*sides), agreeing_sums_between(*sides), hidden_share(*sides[::2]))
+            right = rows_with_right_extremes(judgement, pairs, structure, born, shown)
         if right:
             pairs = with_right_extremes(pairs, right)
             judgement = judge_pairs(pairs)

@@ -23,12 +23,12 @@ from tensortap.compare.join.norms import fill_norms, withdraw_guesses, withdraw_
 from tensortap.compare.join.scaling import NO_SCALING, Scaling, find_scaling
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.lost_masks import find_lost_masks
+from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.steps.judging import judge
-from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.structure import Spot, Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.gelu import other_gelus_between
@@ -170,6 +170,11 @@ class Matched:
         """Return how the pairs are related."""
         return Structure(self.reference, self.alignment.reference, self.fusions.renamed)
 
+    def _lost_masks(self) -> Mapping[Spot, LostMask]:
+        if self.plan is not None:
+            return {}
+        return find_lost_masks(self.reference, self.candidate, self.alignment, self.settings.are_same)
+
     def finding_builder(self, judgement: Judgement, structure: Structure, isolated: bool = False) -> FindingBuilder:
         """Return what builds findings from the judged pairs."""
         side, rows = self.reference, self.alignment.reference
@@ -182,7 +187,7 @@ class Matched:
             candidate_names=self.names,
             argument_differences=self.calls.of,
             maker_of=lambda pair: self.fusions.maker(side.key(int(rows[pair]))),
-            lost_masks=find_lost_masks(side, self.candidate, self.alignment) if self.plan is None else {},
+            lost_masks=self._lost_masks(),
             zeros_of=self._zeros,
             isolated=isolated,
             checkpoints=side.run.is_checkpoint and self.candidate.run.is_checkpoint,
@@ -298,7 +303,7 @@ def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances
         row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
         off = float(measures.rel_l2[pair])
         known = hidden.get(_scope_of(matched, pair))
-        if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not known:
+        if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not known or pair in measures.masks:
             continue
         if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
             measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)

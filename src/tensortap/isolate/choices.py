@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from tensortap.compare.measure.choices import ChangedChoice, changed_choice, error_without_tokens, holds_scores
+from tensortap.compare.measure.choices import (
+    ChangedChoice,
+    better_explained,
+    changed_choice,
+    error_without_tokens,
+    holds_scores,
+)
 from tensortap.core.records import Key
 
 __all__ = ["LiveChoiceReader", "LiveChoices"]
@@ -65,9 +71,7 @@ class LiveChoices:
                 continue
             own = seen.key.kind == key.kind == "output" and seen.key[3:5] == key[3:5]
             used = seen.theirs if own else seen.ours.astype(seen.theirs.dtype)
-            choice = changed_choice((ours, theirs), (seen.ours, used))
-            if choice is not None and (found is None or choice.tied):
-                found = choice
+            found = better_explained(found, changed_choice((ours, theirs), (seen.ours, used)))
         if found is None:
             return
         self.changed[row] = found

@@ -119,7 +119,7 @@ def conclude_live(
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}
         found = _truth_pairs(matched, structure, rows, truth, renames)
         precision = judge_isolated(builder, found, partial(_made_by, structure, isolation), blamed)
-    gained = find_extra_gradients(matched, structure)
+    gained = find_extra_gradients(matched, structure, explained=isolation is not None and bool(born))
     if not (born or missing or gained):
         born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
     result = conclude(

@@ -53,6 +53,15 @@ class SettingDifferences:
                 found[ours] = others
         return found
 
+    def are_same(self, module: str) -> bool:
+        """Whether a module is known to have the same attributes on both sides."""
+        known = self._comparable and self._value("reference", "attributes", module) is not None
+        return known and module in self._alike and module not in self.attributes
+
+    @cached_property
+    def _alike(self) -> set[str]:
+        return {ours for ours, theirs in self._modules_alike() if self._value("candidate", "attributes", theirs)}
+
     def modes(self, module: str) -> tuple[bool, bool] | None:
         """Return whether a module is in training mode, in the reference and in the candidate, if that differs."""
         found = [
@@ -84,6 +93,12 @@ class SettingDifferences:
             if not _tied(renamed, name, str(other))
         ]
         return only_ours + only_theirs
+
+    @property
+    def untied_parameters(self) -> set[tuple[str, str]]:
+        """All parameters that are tied on one side alone, by module and name there."""
+        names = (name for tie in self.ties for name in (tie.name, tie.other))
+        return {(module, path) for module, _, path in (name.rpartition(".") for name in names)}
 
     @cached_property
     def loop(self) -> LoopDifferences:

@@ -3,13 +3,13 @@
 Two kinds of attention differ at positions that see nothing, and so does all that is made from these. A summary does not
 show positions. But its largest and its smallest element are single elements, most of them at other positions: as long
 as one of the two agrees, the rest most likely does. From a mistake on, both differ in nearly every record. So the
-record from which on they differ shows the mistake.
+record from which on they differ shows the mistake. In small tensors, the sums of the sketch tell it of a single record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import WRONG_STATUSES, Finding
 
-__all__ = ["EXTREMES_AGREE", "rows_with_right_extremes", "with_right_extremes"]
+__all__ = ["EXTREMES_AGREE", "ShownElements", "rows_with_right_extremes", "with_right_extremes"]
 
 EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 _FORWARD = ("input", "output")
@@ -30,7 +30,32 @@ _LEAST, _MOST_BEFORE, _MOST_AFTER = 8, 1 / 8, 2 / 5
 """Records that a decision takes; the share of those before a mistake that may disagree; and of those after it that may
 agree, as single positions do that the mistake does not reach."""
 
+_ENOUGH = 0.9
+"""Share of the sums without hidden elements that must agree: rounding may move single ones further."""
+
 Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ShownElements:
+    """What summaries show of elements at positions that are not hidden."""
+
+    ranges: Callable[[int], tuple[tuple[float, float], tuple[float, float]]]
+    """Smallest and largest element of a pair's two sides."""
+    agreeing: Callable[[int, float], float | None]
+    """Which share of the sums without hidden elements agrees, of a pair with some rounding; None if not known."""
+    hidden: float
+    """The share of hidden positions, as far as it is known."""
+
+    def agree(self, row: int, error: float, rounding: float, made_by_attention: bool) -> tuple[bool, bool]:
+        """Return whether these elements seem to agree, and whether that is certain."""
+        share = self.agreeing(row, rounding)
+        if share is not None:
+            return share >= _ENOUGH, True
+        # What attention makes of hidden positions is a mean, or zero: no larger than elsewhere.
+        if made_by_attention and error > 2 * self.hidden**0.5:
+            return False, False
+        return _agrees(rounding, made_by_attention, *self.ranges(row)), False
 
 
 def rows_with_right_extremes(
@@ -38,13 +63,11 @@ def rows_with_right_extremes(
     pairs: Pairs,
     structure: Structure,
     births: Sequence[Finding],
-    ranges: Callable[[int], tuple[tuple[float, float], tuple[float, float]]],
+    shown: ShownElements,
 ) -> set[int]:
     """Return the wrong rows of the first wrong forward pass that come before the mistake, or do not depend on it.
 
     Empty if the first finding has nothing to do with hidden positions, or is the mistake itself.
-
-    ranges: smallest and largest element of a pair's two sides.
     """
     first = births[0].row if births else None
     given = {structure.module[row] for row, mask in pairs.masks.items() if mask.is_other_convention}
@@ -63,8 +86,10 @@ def rows_with_right_extremes(
     attended = _made_by_attention(structure, scope, given)
     if not attended or not wrong[min(attended)]:  # the first attention would differ, too
         return set()
-    agree = np.array([_agrees(float(pairs.base[row]), row in attended, *ranges(row)) for row in seen], bool)
-    begin = _begin_of_mistake(agree)
+    found = [shown.agree(row, float(pairs.error[row]), float(pairs.base[row]), row in attended) for row in seen]
+    agree, known = np.array(found, bool).reshape(-1, 2).T
+    begin = _first_known(agree, known)
+    begin = _begin_of_mistake(agree) if begin is None else begin
     if begin is None or begin == 0:
         return set()
     right = {row for place, row in enumerate(seen) if place < begin or agree[place]}
@@ -99,6 +124,18 @@ def _made_by_attention(structure: Structure, scope: tuple[int, int, int], given:
             last = call.children[-1:]
             found.update(call.of("output"), *(child.of("input", "output") for child in last))
     return {structure.first_seen[row] for row in found}
+
+
+def _first_known(agree: Bools, known: Bools) -> int | None:
+    """Return the place of the first record whose sums show that it disagrees, or of those right before it that seem to;
+    None if there is none."""
+    wrong = np.flatnonzero(known & ~agree)
+    if not wrong.size:
+        return None
+    begin = int(wrong[0])
+    while begin and not agree[begin - 1]:
+        begin -= 1
+    return begin
 
 
 def _begin_of_mistake(agree: Bools) -> int | None:

@@ -96,11 +96,13 @@ class _Attributor:
             return True
         if kind == "grad_output" and row in self.own and self._is_misused_inside(row):
             return True
+        if kind == "grad_output" and self._gets_more(row):
+            return True
         if kind == "buffer":  # one that a module updates when it is called
             return bool(self.structure.number[row]) and any(
                 self._missing_calls.get((step, key_micro, module)) for key_micro in self._micros
             )
-        if kind == "param_grad" and self._is_misused(row):
+        if kind == "param_grad" and (self._is_misused(row) or self._is_read_beside_a_wrong_one(row)):
             return True
         if kind == "param_grad" and (reader := self._reader(row)) is not None and self.explained:
             # The gradient of a parameter that a container reads comes by way of the modules inside.
@@ -128,6 +130,13 @@ class _Attributor:
         calls = [call for user in users for call in self.structure.calls_of_module.get((scope, user), ())]
         return any(self._wrong(output) for call in calls for output in call.of("output"))
 
+    def _is_read_beside_a_wrong_one(self, row: int) -> bool:
+        """Whether the code that reads a parameter also reads one that is wrong, such as a bias that was not loaded."""
+        rank, step, _ = self.structure.scope[row]
+        readers = {call.module for call in self.structure.users_of_own(row)}
+        known = [state for reader in readers for state in self.structure.parameters_of.get((rank, step, reader), ())]
+        return any(self._wrong(state) for state in known)
+
     def _is_misused_inside(self, row: int) -> bool:
         """Whether a module uses one of its outputs inside, as a list of hidden states, and a module that it gives this
         output to computes something wrong with it: that one is named by what it computes."""
@@ -142,6 +151,22 @@ class _Attributor:
         ]
         made = [r for user in users for r in (*user.of("output"), *(i for c in user.children for i in c.of("input")))]
         return any(self._wrong(each) for each in made)
+
+    def _gets_more(self, row: int) -> bool:
+        """Whether a module that a gradient's tensor was given to is sent a gradient in the candidate alone, as its
+        parameters show: it sends one back, too."""
+        call = self.structure.call_of(row)
+        if call is None or not any(key.kind == "param_grad" for key in self.only_candidate):
+            return False
+        tensors = self.structure.returned(row, call)
+        users = [user for tensor in tensors for user in self.structure.consumers.get(tensor, ()) if user is not call]
+        modules = [user.module for user in users if not user.of("grad_output")]
+        return any(
+            key.kind == "param_grad"
+            and key.step == self.structure.scope[row][1]
+            and any(key.module == module or is_within(key.module, module) for module in modules)
+            for key in self.only_candidate
+        )
 
     def has_other_calls(self, row: int) -> bool:
         """Whether a row is the gradient of a parameter that one side uses in further calls."""
@@ -293,7 +318,7 @@ def isolated_findings(
     found: list[Finding] = []
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()
-    first_wrong_gradient = _first_wrong_gradients(builder, only_reference)
+    first_wrong_gradient = _first_wrong_gradients(builder, [*only_reference, *only_candidate])
     # Without gradients at inputs, the gradient of a module at fault reaches the container's code unreplaced.
     feeds_back = "grad_input" in set(structure.kind)
     births = [row for row in builder.births() if not attributor.is_consequence(row)]
@@ -335,8 +360,8 @@ def _is_misled(row: int, structure: Structure, first_wrong_gradient: Mapping[int
     return step >= first_wrong_gradient.get(rank, step + 1)
 
 
-def _first_wrong_gradients(builder: FindingBuilder, missing: Collection[Key]) -> dict[int, int]:
-    """Return by rank the first step in which the optimizer was given a wrong gradient, or not all of them.
+def _first_wrong_gradients(builder: FindingBuilder, alone: Collection[Key]) -> dict[int, int]:
+    """Return by rank the first step in which the optimizer was given a wrong gradient, or one side alone had one.
 
     If the norm of the gradients is clipped, that moves every parameter; the optimizer's state moves them in later
     steps, too. The optimizer itself may be right.
@@ -345,7 +370,7 @@ def _first_wrong_gradients(builder: FindingBuilder, missing: Collection[Key]) ->
     wrong = [row for row, kind in enumerate(structure.kind) if kind == "param_grad" and status[row] in WRONG_STATUSES]
     spots = [structure.scope[row][:2] for row in wrong]
     ranks = {structure.scope[row][0] for row in builder.judgement.born}
-    spots += [(rank, key.step) for key in missing if key.kind == "param_grad" for rank in ranks]
+    spots += [(rank, key.step) for key in alone if key.kind == "param_grad" for rank in ranks]
     first: dict[int, int] = {}
     for rank, step in spots:
         first[rank] = min(step, first.get(rank, step))

@@ -356,6 +356,8 @@ class PairJudge:
         kind, limits = self.structure.kind[row], self.pairs.limits
         if self.pairs.isolated is not None or self.evidence.policy.fixed or row in self.pairs.shown:
             return False
+        if row in self.pairs.masks:
+            return False
         if kind in ("input", "output"):
             return any(each in self._after_hidden or limits.get(each) == UNREAD_POSITIONS for each in sources)
         call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None

@@ -7,7 +7,7 @@ handed it on is at fault, not the module that did as it was told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -34,19 +34,25 @@ class LostMask(NamedTuple):
     cause: Cause
 
 
-def find_lost_masks(reference: Side, candidate: Side, alignment: Alignment) -> Mapping[Spot, LostMask]:
-    """Return the calls that one side alone gives a mask that hides something other than the future."""
-    found = dict(_hiding(candidate, alignment.only_candidate, Cause.EXTRA_MASK))
-    found.update(_hiding(reference, alignment.only_reference, Cause.LOST_MASK))
+def find_lost_masks(
+    reference: Side, candidate: Side, alignment: Alignment, has_same_settings: Callable[[str], bool]
+) -> Mapping[Spot, LostMask]:
+    """Return the calls that one side alone gives a mask that hides something other than the future; or the future, to
+    a module with the same settings on both sides: it knows that it is causal on both, or on none.
+    """
+    found = dict(_hiding(candidate, alignment.only_candidate, Cause.EXTRA_MASK, has_same_settings))
+    found.update(_hiding(reference, alignment.only_reference, Cause.LOST_MASK, has_same_settings))
     return found
 
 
-def _hiding(side: Side, alone: Any, cause: Cause) -> Iterator[tuple[Spot, LostMask]]:
+def _hiding(
+    side: Side, alone: Any, cause: Cause, has_same_settings: Callable[[str], bool]
+) -> Iterator[tuple[Spot, LostMask]]:
     rows = alone[side.kind.among(("input",))[alone]] if len(alone) else alone
     if not len(rows):
         return
     for row, hidden, pattern in hidden_pattern(side, rows):
-        if hidden and not _is_causal(side.shape(row), hidden, pattern):
+        if hidden and (not _is_causal(side.shape(row), hidden, pattern) or has_same_settings(side.module[row])):
             scope = int(side.rank[row]), int(side.step[row]), int(side.micro[row])
             yield (scope, side.module[row], int(side.call[row])), LostMask(side.path[row], cause)
 

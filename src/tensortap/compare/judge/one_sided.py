@@ -98,14 +98,23 @@ def find_missing_gradients(
     return ends or {row: _missing_finding(matched, row, key, None)}
 
 
-def find_extra_gradients(matched: Matched, structure: Structure) -> dict[tuple[int, float], Finding]:
+def find_extra_gradients(
+    matched: Matched, structure: Structure, explained: bool = False
+) -> dict[tuple[int, float], Finding]:
     """Find parameters that get a gradient only in the candidate, while their module ran on both sides and others got
-    theirs. There is one finding a module. Keys are its step and its position in the reference's order."""
+    theirs. There is one finding a module. Keys are its step and its position in the reference's order.
+
+    explained: whether other findings tell why something is used that the reference's model does not use. Then modules
+    that are sent no gradient in the reference are right.
+    """
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     order = np.argsort(alignment.candidate)
     found: dict[tuple[int, float], Finding] = {}
     named: set[tuple[int, str]] = set()
     for row, rank, key in _extra_rows(matched, structure):
+        calls = structure.calls_of_module.get(((rank, key.step, key.micro), key.module), ())
+        if explained and not any(call.of("grad_output") for call in calls):
+            continue
         if not matched.is_certain(key.module) or (rank, key.module) in named:
             continue
         if len(named) == _MOST:
@@ -375,7 +384,10 @@ def _end_of(
             around = structure.calls_of_module.get((scope, caller), [])
         if not any(call.of("grad_output") for call in around):
             return None
-        return _find_detacher(key, calls, structure, isolation, lost) or caller
+        detacher = _find_detacher(key, calls, structure, isolation, lost)
+        if detacher is None and _ends_inside(key, structure, calls, missing):
+            return None
+        return detacher or caller
     if not any(call.of("grad_output") for call in calls):
         return None
     if key.kind == "grad_input" and key._replace(phase="forward", kind="input") in isolation.cut_off:
@@ -401,6 +413,24 @@ def _find_detacher(
             if (lost is None or given in lost) and isolation.is_cut_off(call, "input", given.path):
                 return isolation.cutter(call, given.path, structure)
     return None
+
+
+def _ends_inside(
+    key: Key, structure: Structure, calls: Sequence[CallRows], missing: Collection[tuple[object, ...]]
+) -> bool:
+    """Whether a module most likely cut off the gradient of its output itself: it uses the output inside as well, as a
+    list of hidden states that it returns only for information.
+
+    Then a module inside lacks its gradient, too, while other outputs get theirs, and nothing outside is given this one.
+    """
+    if not any(call.of("grad_output") for call in calls):
+        return False
+    if any(not is_within(user.module, key.module) for user in _users_of(key, structure, calls)):
+        return False
+    place = key[:3]
+    return any(
+        other[:3] == place and other[5] == "grad_output" and is_within(str(other[3]), key.module) for other in missing
+    )
 
 
 def _users_of(key: Key, structure: Structure, calls: Sequence[CallRows]) -> list[CallRows]:

@@ -17,8 +17,9 @@ __all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]
 TIE = "few tokens chose another expert, whose score is tied"
 TIE_UNKNOWN = "few tokens chose another expert; whether their scores are tied is not known"
 FOLLOWS_TIE = "it depends on tokens that chose another expert"
-_FEW, _TIMES = 4, 4.0
-"""Tokens that may choose another expert whatever the scores; and per error of these, expert and token."""
+_FEW, _TIMES, _RARE = 4, 4.0, 2.0**-6
+"""Tokens that may choose another expert whatever the scores; per error of these, expert and token; and the number of
+ties below which rounding decides none at all."""
 
 
 class Ties:
@@ -54,7 +55,7 @@ class Ties:
         choice = reader.compare(row, scores)
         if choice is None:
             return None
-        if choice.tied is False:
+        if choice.tied is False or self._are_ties_rare(choice):
             self.mistaken.add(row)
             return None
         worst = max((evidence.error[each] for each in scores), default=0.0)
@@ -124,5 +125,14 @@ class Ties:
 
     @staticmethod
     def _most(choice: ChangedChoice, error: float) -> float:
-        allowed = _FEW + _TIMES * error * choice.experts * choice.tokens
-        return min(allowed, choice.tokens / 4)
+        return min(_FEW + _TIMES * error * choice.experts * choice.tokens, choice.tokens / 4)
+
+    @staticmethod
+    def _are_ties_rare(choice: ChangedChoice) -> bool:
+        """Whether the scores that choices follow are so exact that rounding decides none of these.
+
+        Something else may decide as well, as the best groups of experts do, but it is made from the same scores.
+        """
+        if choice.tied or choice.moved is None:
+            return False
+        return _TIMES * choice.moved * choice.experts * choice.tokens < _RARE

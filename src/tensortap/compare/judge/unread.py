@@ -8,7 +8,7 @@ depends on such a position, the loss reads none of it, and no code is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -74,6 +74,7 @@ def find_unread(
     policy: Policy,
     births: Iterable[Finding],
     cut: bool = False,
+    untied: Collection[tuple[str, str]] = (),
 ) -> UnreadDifferences:
     """Return the wrong rows up to the first mistake of an optimizer, if all began in forward passes with a mask, and
     nothing reads them.
@@ -83,9 +84,12 @@ def find_unread(
 
     cut: whether a gradient is missing. Then only the first gradients of a backward are asked, which depend on all of
     its forward, and only differences of the forward are left unread.
+    untied: parameters that are tied on one side alone. Their gradients differ for that reason, and say nothing.
     """
     where = judgement.having(*WRONG_STATUSES)
-    births, last = _until_optimizer(list(births), structure)
+    apart = _gradients_of(untied, structure)
+    where[list(apart)] = False
+    births, last = _until_optimizer(list(births), structure, apart)
     if last is not None:
         where &= np.array([scope[1] <= last for scope in structure.scope], bool)
         where &= np.array([kind not in _AFTER_BACKWARD for kind in structure.kind], bool)
@@ -119,7 +123,7 @@ def find_unread(
     gradients = [
         row
         for row, kind in enumerate(structure.kind)
-        if kind == "param_grad" and (last is None or structure.scope[row][1] <= last)
+        if kind == "param_grad" and row not in apart and (last is None or structure.scope[row][1] <= last)
     ]
     if cut:
         gradients = _first_of_backward(gradients, pairs, structure)
@@ -142,13 +146,24 @@ def find_unread(
     return UnreadDifferences(frozenset(wrong), why, agreeing)
 
 
-def _until_optimizer(births: list[Finding], structure: Structure) -> tuple[list[Finding], int | None]:
+def _gradients_of(parameters: Collection[tuple[str, str]], structure: Structure) -> set[int]:
+    if not parameters:
+        return set()
+    spots = zip(structure.kind, structure.module, structure.path, strict=True)
+    return {row for row, (kind, *spot) in enumerate(spots) if kind == "param_grad" and tuple(spot) in parameters}
+
+
+def _until_optimizer(
+    births: list[Finding], structure: Structure, apart: Collection[int]
+) -> tuple[list[Finding], int | None]:
     """Return the births before the first one of an optimizer, and its step; None if there is none.
 
-    What an optimizer does wrong is seen after the backward of its step, whatever differed before and is not read.
+    What an optimizer does wrong is seen after the backward of its step, whatever differed before and is not read. So
+    is what it makes of gradients that stand `apart`.
     """
     rows = [birth.row for birth in births if birth.row is not None and structure.kind[birth.row] in _AFTER_BACKWARD]
     after = [structure.scope[row][1] for row in rows if structure.kind[row] == "step_grad" or structure.number[row]]
+    after += [structure.scope[birth.row][1] for birth in births if birth.row in apart and birth.row is not None]
     if not after:
         return births, None
     last = min(after)
@@ -156,6 +171,7 @@ def _until_optimizer(births: list[Finding], structure: Structure) -> tuple[list[
         birth
         for birth in births
         if birth.row is not None
+        and birth.row not in apart
         and structure.scope[birth.row][1] <= last
         and structure.kind[birth.row] not in _AFTER_BACKWARD
     ]

@@ -21,6 +21,7 @@ __all__ = [
     "ChangedChoice",
     "ChoiceReader",
     "ChoiceSource",
+    "better_explained",
     "changed_choice",
     "error_without_tokens",
     "holds_scores",
@@ -28,6 +29,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 _LEAST_EXPERTS = 2
+_FOLLOWING = 0.9
+"""Share of tokens that choose experts with good scores if choices are made by these at all."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class ChangedChoice:
     experts: int = 0
     reordered: bool = False
     """Whether all of them chose the same experts in another order."""
+    moved: float | None = None
+    """By how much the scores differ, if the choices follow them and nothing random."""
 
 
 def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) -> ChangedChoice | None:
@@ -67,7 +72,18 @@ def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) ->
         tied = None  # something else than these scores decides as well, such as a bias
     which = tuple(np.flatnonzero(changed).tolist())
     reordered = np.array_equal(np.sort(ours, axis=1), np.sort(theirs, axis=1))
-    return ChangedChoice(len(ours), len(which), tied, which, experts, reordered)
+    moved_by = _movement(ours, (left, right))
+    return ChangedChoice(len(ours), len(which), tied, which, experts, reordered, moved_by)
+
+
+def better_explained(one: ChangedChoice | None, other: ChangedChoice | None) -> ChangedChoice | None:
+    """Return which of two comparisons of the same choices, by other scores, tells more: that they are tied; or if none
+    does, that they follow these scores."""
+    if one is None or other is None:
+        return one or other
+    if one.tied or other.tied:
+        return one if one.tied and not other.tied else other
+    return one if one.moved is not None or other.moved is None else other
 
 
 def _changed_order(orders: tuple[Array, Array], scores: tuple[Array, Array]) -> ChangedChoice | None:
@@ -104,6 +120,18 @@ def _is_best(choices: Array, scores: Array) -> bool:
     """Whether all choices are those with the best scores."""
     best = -np.sort(-scores, axis=1)[:, : choices.shape[1]]
     return bool(np.array_equal(np.sort(np.take_along_axis(scores, choices, 1)), np.sort(best)))
+
+
+def _movement(choices: Array, scores: tuple[Array, Array]) -> float | None:
+    """Return by how much scores differ; None if choices do not follow them.
+
+    Most tokens choose experts with better scores than the mean, whatever else decides.
+    """
+    chosen = np.take_along_axis(scores[0], choices, 1).mean(axis=1)
+    if np.count_nonzero(chosen > scores[0].mean(axis=1)) < _FOLLOWING * len(choices):
+        return None
+    size = float(np.linalg.norm(scores[0]))
+    return float(np.linalg.norm(scores[0] - scores[1])) / size if size else None
 
 
 def holds_scores(shape: tuple[int, ...], choices: tuple[int, ...]) -> bool:
@@ -187,10 +215,9 @@ class ChoiceReader:
                 choice = changed_choice(self._arrays(pair), self._arrays(other))
             else:
                 choice = self._estimate(pair, given)
-            if choice is not None and (found is None or choice.tied):
-                found = choice
+            found = better_explained(found, choice)
         if found is not None and found.tied is False and self._draws():
-            return replace(found, tied=None)
+            return replace(found, tied=None, moved=None)
         return found
 
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None:

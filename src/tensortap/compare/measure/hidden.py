@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 
-__all__ = ["EXPLAINS", "FOLLOWS_HIDDEN", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "blind_positions"]
+__all__ = ["EXPLAINS", "FOLLOWS_HIDDEN", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "along", "blind_positions"]
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.bool_]
@@ -58,7 +58,7 @@ class HiddenPositions:
     def overlay(self, ours: Array, theirs: Array) -> Array:
         """Return the candidate's tensor with the reference's elements at the hidden positions, if it has their axes."""
         for positions in self._known.values():
-            where = _along(positions, ours.shape)
+            where = along(positions, ours.shape)
             if where is not None and ours.shape == theirs.shape:
                 return np.where(where, ours.astype(theirs.dtype), theirs)
         return theirs
@@ -68,7 +68,7 @@ class HiddenPositions:
     ) -> PairMeasure | None:
         """Measure a pair without the hidden positions; None if it does not have their axes."""
         for positions in self._known.values():
-            where = _along(positions, ours.shape)
+            where = along(positions, ours.shape)
             if where is not None:
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
@@ -76,7 +76,7 @@ class HiddenPositions:
         return None
 
 
-def _along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
+def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
     """Return the positions, to be broadcast to a shape whose axes of batch and sequence are where they usually are."""
     batch, length = int(positions.shape[0]), int(positions.shape[1])
     fits = [batch in (1, size) for size in shape]
