@@ -179,7 +179,7 @@ class Recorder:
                     self._run_deferred()
                 # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
                 copied = self._copies.take(tensor, memory, slot.phase != "state")
-                if slot.kind == "param_grad" and self.compares_gradients:
+                if slot.kind == "param_grad":
                     self._note_gradient(slot, copied)
                 self._append_copy(slot, copied, step)
                 return True
@@ -289,6 +289,8 @@ class Recorder:
 
     def _note_gradient(self, slot: RecordSlot, seen: Any) -> None:
         """Take note of a param_grad, to recognise it in the optimizer's step."""
+        if not self.compares_gradients:
+            return
         gradients = self._gradients.setdefault((slot.module, slot.path.partition("~")[0]), [])
         if len(gradients) < 2:
             gradients.append(seen)

@@ -22,6 +22,15 @@ static PyObject *configure_device(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Hide an object from the garbage collector. There are several for each tensor, which live until the step ends and are in
+   no cycle: the collector would visit all of them several times. */
+static void untrack(PyObject *object)
+{
+    if (object != NULL) {
+        PyObject_GC_UnTrack(object);
+    }
+}
+
 static long long later(long long now, long long delay)
 {
     return delay > LLONG_MAX - now ? LLONG_MAX : now + delay;
@@ -105,11 +114,13 @@ static PyObject *token_of(PyObject *tensor, PyObject *kind, PyObject *version, P
         Py_INCREF(size);
         PyTuple_SET_ITEM(token, 4 + i, size);
     }
+    untrack(token);
     if (place == Py_None || GET(SlotPlacement, place, number) == Py_None) {
         return token;
     }
     PyObject *placed = PyTuple_Pack(2, GET(SlotPlacement, place, number), token);
     Py_DECREF(token);
+    untrack(placed);
     if (placed == NULL) {
         Py_CLEAR(*storage);
     }
@@ -151,6 +162,7 @@ static int add_read(PyObject *reader, PyObject *deferred, PyObject *tensor, PyOb
     PyObject *at = alias == NULL ? NULL : PyLong_FromLongLong(address);
     if (at != NULL) {
         entry = PyTuple_Pack(8, alias, version, at, kind, read, slot, step, place);
+        untrack(entry);
     }
     int failed = entry == NULL || PyList_Append(seen, entry);
     Py_XDECREF(alias);
@@ -278,6 +290,7 @@ static PyObject *new_ticket(PyObject *batch, PyObject *number_there, PyObject *e
         put(&GET(CudaTicket, ticket, number), number_there);
         put(&GET(CudaTicket, ticket, elements), elements);
         put(&GET(CudaTicket, ticket, known), known);
+        untrack(ticket);
     }
     return ticket;
 }
@@ -295,6 +308,7 @@ static int wait_for_launch(PyObject *lane, PyObject *number_there, PyObject *ent
     if (waiting == NULL) {
         return -1;
     }
+    untrack(waiting);
     put(&GET(WaitingTensor, waiting, tensor), PyTuple_GET_ITEM(entry, 0));
     put(&GET(WaitingTensor, waiting, elements), GET(TensorKind, kind, elements));
     put(&GET(WaitingTensor, waiting, address), PyTuple_GET_ITEM(entry, 2));
@@ -420,7 +434,7 @@ static int read_known_or_new(PyObject *recorder, PyObject *lane, PyObject *pendi
         (gradient = is_equal(GET(RecordSlot, slot, kind), s_param_grad)) < 0) {
         goto forget;
     }
-    if (gradient) {
+    if (gradient && GET(Recorder, recorder, compares_gradients) == Py_True) {
         PyObject *place = PyTuple_Pack(2, pending, row);
         int failed = place == NULL || effect(PyObject_CallMethodObjArgs(recorder, s__note_gradient, slot, place, NULL));
         Py_XDECREF(place);
