@@ -8,7 +8,10 @@ import pytest
 
 import tensortap as tt
 from support.parallel_world import run_world
+from support.slicing import Array, Held, partial, replica, slice_run
 from tensortap.cli import main
+from tensortap.core.placement import GUESS, Mesh, Placement
+from tensortap.core.records import Record
 
 STATE = ("param", "buffer")
 
@@ -60,3 +63,17 @@ def test_since_which_step_a_replica_differs(tmp_path: Path) -> None:
     report = tt.health(run_world(tmp_path / "b", {"dp": 4}, ["stale:layers.1@3"], steps=3, kinds=STATE, keep=False))
     assert report.sentence.startswith("Rank 3 of 4 replicas of layers.1.mean differs since step 1: ")
     assert "it still holds the value from before step 1, unlike ranks 0, 1, 2" in report.sentence
+
+
+@pytest.mark.parametrize("kind", ["param_grad", "param"])
+def test_only_gradients_that_are_guessed_to_be_replicas_may_be_summands(tmp_path: Path, kind: str) -> None:
+    one = run_world(tmp_path / "one", steps=1, kinds=("param", "param_grad"))
+
+    def cut(record: Record, array: Array, mesh: Mesh) -> Held:
+        if (record.key.kind, record.key.module) != (kind, "layers.1.norm1"):
+            return replica(array, "tp")
+        return partial(array, mesh, "tp")[0], Placement.of_whole(array.shape, {"tp": "replica"}, GUESS)
+
+    report = tt.health(slice_run(one, tmp_path / "b", {"tp": 2}, cut))
+    assert report.verdict == ("healthy" if kind == "param_grad" else "suspicious"), report.sentence
+    assert any("they may be summands" in note for note in report.notes) == (kind == "param_grad")

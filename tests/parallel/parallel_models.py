@@ -174,15 +174,26 @@ def ddp(rank: int) -> Trained:
     return lambda path: train(nn.parallel.DistributedDataParallel(model()), path, part=half)
 
 
-def fsdp1(rank: int) -> Trained:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def fsdp1(rank: int, hybrid: bool = False) -> Trained:
+    """hybrid: two groups of two processes; each group has all parameters."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     def run(path: Path | None) -> list[float]:
+        options: dict[str, Any] = {}
+        if hybrid:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+            options = {"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
         wrapped = FullyShardedDataParallel(
-            model(), auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True, device_id=torch.device("cpu")
+            model(),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+            **options,
         )
-        return train(wrapped, path, part=slice(2 * rank, 2 * rank + 2))
+        rows = ROWS // dist.get_world_size()
+        return train(wrapped, path, part=slice(rows * rank, rows * (rank + 1)))
 
     return run
 
@@ -417,7 +428,7 @@ LAYOUTS: dict[int, dict[str, Callable[[int], Trained]]] = {
         "ep_swapped": partial(ep, swapped=True),
         **{f"megatron_{mistake}": partial(megatron, mistake=mistake) for mistake in MISTAKES},
     },
-    4: {"fsdp2_tp": partial(tp, sharded=True)},
+    4: {"fsdp2_tp": partial(tp, sharded=True), "fsdp1_hybrid": partial(fsdp1, hybrid=True)},
 }
 
 

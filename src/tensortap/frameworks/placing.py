@@ -25,6 +25,8 @@ class MeshAxis:
     name: str
     size: int
     coordinate: int
+    ranks: tuple[int, ...] = ()
+    """The processes along it, with this one; empty if they are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ __all__ = ["LAYOUT", "REPLICA", "find_layout_problems"]
 
 REPLICA = "replica"
 LAYOUT = "layout"
+_SUMMED = ("param_grad", "grad_input", "grad_output")
+"""Kinds of gradients that a layout may still have to add up."""
 
 
 def find_layout_problems(side: Side) -> tuple[list[HealthFinding], list[str]]:
@@ -25,19 +27,26 @@ def find_layout_problems(side: Side) -> tuple[list[HealthFinding], list[str]]:
     if len(side.run.ranks) < 2 or not len(side):
         return [], []
     joined = JoinedSource(side.run)
-    found, rounding = [], []
+    found, rounding, summands = [], [], []
     for each in disagreements(joined):
         row = _row(side, joined, each)
         if row is None:
             continue
         if each.is_rounding:
             rounding.append(each)
+        elif each.finding.key.kind in _SUMMED and joined.layout.plan_of(each.group).guessed:
+            summands.append(each)
         else:
             text = _in_words(each.finding)
             found.append(HealthFinding(row, each.finding.key, each.finding.rank, side.cls[row], REPLICA, text))
     notes = []
     if rounding:
         notes.append(f"replicas of {len(rounding):,} values differ by rounding, as {rounding[0].finding.key}")
+    if summands:
+        notes.append(
+            f"{len(summands):,} gradients differ between ranks that were only guessed to hold the same, as "
+            f"{summands[0].finding.key}: they may be summands; step_grad and parameters tell whether they were added"
+        )
     return [*found, *_contradictions(side, joined)], notes
 
 

@@ -139,7 +139,8 @@ def read_pieces(run: Run) -> Pieces:
         add("form", _coded([_words(table, "dtype"), _shapes(table)], forms, count))
         numbers = np.full(len(index.placements) + 1, -1, np.int64)  # the last one: no placement
         for number, placement in enumerate(index.placements):
-            key = (placement.shape, placement.boxes, tuple(sorted(placement.axes.items())), placement.order)
+            axes = tuple(sorted(placement.axes.items()))
+            key = (placement.shape, placement.boxes, axes, placement.order, placement.guessed)
             by_key.setdefault(key, placement)
             numbers[number] = placements.of(key)
         own = table.column("placement")

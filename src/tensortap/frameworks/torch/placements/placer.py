@@ -23,16 +23,19 @@ from tensortap.frameworks.torch.placements.megatron import sharded_state
 from tensortap.frameworks.torch.placements.sharded import (
     FlatPiece,
     flat_pieces,
+    flat_placement,
     fsdp1_units,
     fsdp2_groups,
     gathered_parameters,
     piece_placement,
 )
 from tensortap.frameworks.torch.placements.stages import global_expert_names, global_layer_names
+from tensortap.frameworks.torch.placements.statistics import running_statistic
 from tensortap.frameworks.torch.placements.surroundings import (
     around,
     group_size_and_rank,
     mesh_axes,
+    ranks_of,
     root_mesh,
     stage_of,
 )
@@ -114,12 +117,11 @@ class TorchPlacer:
         found = group_size_and_rank(group)
         if found is None or found[0] < 2:
             return
-        same = [
-            axis for axis in self._axes.values() if (axis.size, axis.coordinate) == found and axis.name in DATA_AXES
-        ]
+        ranks = ranks_of(group)
+        same = [axis for axis in self._axes.values() if axis.ranks == ranks and axis.name in DATA_AXES]
         if same:  # the same processes, under the name of a mesh
             name = same[0].name
-        self._axes.setdefault(name, MeshAxis(name, *found))
+        self._axes.setdefault(name, MeshAxis(name, *found, ranks))
         if name not in self._data:
             self._data.append(name)
 
@@ -177,6 +179,9 @@ class TorchPlacer:
         if (piece := self._pieces.get((id(module), name))) is not None:
             return piece_placement(piece, shape, self._flat_axes, kind)
         parameter = module._parameters.get(name)
+        divided = self._axes.get(self._flat_axes[0]) if self._flat_axes else None
+        if divided is not None and (flat := flat_placement(parameter, shape, divided, kind)) is not None:
+            return flat
         group = self._group_of(module, parameter)
         if group is not None:
             if (by_state := self._state_of(module).get(name)) is not None and by_state.fits(shape):
@@ -184,9 +189,9 @@ class TorchPlacer:
             item = tensor if parameter is None else parameter
             if (found := parameter_placement(item, shape, group, _TENSOR_AXIS, kind)) is not None:
                 return found
-        if self._replicated and kind != "buffer":
-            return Placement.of_whole(shape, {}, "ddp")
-        return None
+        if kind == "buffer":
+            return running_statistic(module, name, shape, self._data)
+        return Placement.of_whole(shape, {}, "ddp") if self._replicated else None
 
     def _data_role(self, kind: str) -> str:
         return PARTIAL + "mean" if kind == "param_grad" else REPLICA

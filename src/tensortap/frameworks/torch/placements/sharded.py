@@ -8,8 +8,17 @@ from typing import Any, NamedTuple
 import torch
 
 from tensortap.core.placement import PARTIAL, REPLICA, SHARD, Placement
+from tensortap.frameworks.placing import MeshAxis
 
-__all__ = ["FlatPiece", "flat_pieces", "fsdp1_units", "fsdp2_groups", "gathered_parameters", "piece_placement"]
+__all__ = [
+    "FlatPiece",
+    "flat_pieces",
+    "flat_placement",
+    "fsdp1_units",
+    "fsdp2_groups",
+    "gathered_parameters",
+    "piece_placement",
+]
 
 
 class FlatPiece(NamedTuple):
@@ -52,6 +61,20 @@ def piece_placement(piece: FlatPiece, shape: tuple[int, ...], axes: tuple[str, .
         return None
     box = ((0, piece.start, elements),)
     return Placement(piece.shape, (box,), dict.fromkeys(axes, SHARD), "fsdp1")
+
+
+def flat_placement(parameter: Any, shape: tuple[int, ...], axis: MeshAxis, kind: str) -> Placement | None:
+    """Return the placement of a flat parameter that stands for all of its unit's (`use_orig_params=False`).
+
+    None for any other parameter. A flat parameter is padded to equal ranges.
+    """
+    sharded = getattr(parameter, "_sharded_size", None) if getattr(parameter, "_is_flat_param", False) else None
+    if sharded is None:
+        return None
+    size = int(sharded.numel())
+    if shape == (size,):
+        return Placement((size * axis.size,), (((0, axis.coordinate * size, size),),), {axis.name: SHARD}, "fsdp1")
+    return Placement.of_whole(shape, {axis.name: PARTIAL + "mean" if kind == "param_grad" else REPLICA}, "fsdp1")
 
 
 def fsdp2_groups(model: torch.nn.Module) -> list[Any]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tensortap.frameworks.placing import MeshAxis, StageInfo
 
-__all__ = ["around", "group_size_and_rank", "mesh_axes", "root_mesh", "stage_of"]
+__all__ = ["around", "group_size_and_rank", "mesh_axes", "ranks_of", "root_mesh", "stage_of"]
 
 _STAGES = "torch.distributed.pipelining.stage"
 
@@ -57,4 +57,14 @@ def mesh_axes(mesh: Any, names: tuple[str, ...]) -> list[MeshAxis]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return []
-    return [MeshAxis(name, mesh.size(at), coordinate[at]) for at, name in enumerate(names)]
+    ranks = mesh.mesh
+    found = []
+    for at, name in enumerate(names):
+        along = tuple(slice(None) if other == at else place for other, place in enumerate(coordinate))
+        found.append(MeshAxis(name, mesh.size(at), coordinate[at], tuple(ranks[along].tolist())))
+    return found
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """Return the processes of a group, by their global ranks."""
+    return tuple(dist.get_process_group_ranks(group))
