@@ -21,6 +21,7 @@ from tensortap.compare.align.step_gradients import complete_step_gradients
 from tensortap.compare.join.joining import NOT_JOINED, Joining
 from tensortap.compare.join.norms import fill_norms, withdraw_guesses, withdraw_other_parts
 from tensortap.compare.join.scaling import NO_SCALING, Scaling, find_scaling
+from tensortap.compare.join.shares import find_rounded_shares
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
@@ -97,10 +98,11 @@ class Matched:
 
     @cached_property
     def allowances(self) -> dict[int, Allowance]:
-        """Pairs that are allowed more than others, because the frameworks differ by design."""
+        """Pairs that are allowed more than others, because the frameworks or the layouts differ by design."""
+        shares = find_rounded_shares(self.reference, self.candidate, self.alignment)
         if self.plan is None or not isinstance(self.candidate, Translated):
-            return {}
-        return find_allowances(self.reference, self.candidate, self.alignment, self.plan)
+            return shares
+        return shares | find_allowances(self.reference, self.candidate, self.alignment, self.plan)
 
     @cached_property
     def has_edges(self) -> Bools:

@@ -8,6 +8,7 @@ source.py       a run of whole tensors over a run of many ranks
 bands.py        the bytes of a whole tensor, a range of positions at a time
 resolve.py      what only the other side can decide: tied votes, records without a placement
 scaling.py      a constant factor over all gradients
+shares.py       gradients whose shares were rounded before they were added
 hypotheses.py   the causes that only parallel layouts have
 findings.py     replicas, gaps and overlaps as findings
 differing.py    the ranks that differ where a joined record is wrong

@@ -22,7 +22,7 @@ from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, LayoutFact
 from tensortap.core.sketches import of_one_size
 
-__all__ = ["NO_SCALING", "Scaling", "find_scaling"]
+__all__ = ["NO_SCALING", "Scaling", "batch_axes", "find_scaling"]
 
 _FLOWING = ("grad_input", "grad_output")
 _CLASSES = (_FLOWING, ("param_grad",), ("step_grad",))
@@ -185,7 +185,7 @@ def _explanations(joined: JoinedSource, other: JoinedSource | None) -> tuple[lis
     for source, power in ((joined, 1), (other, -1)):
         if source is None:
             continue
-        for name, size in _batch_axes(source).items():
+        for name, size in batch_axes(source).items():
             share = float(size) ** power
             own = ("candidate" if source is joined else "reference", name)
             found += [_Explanation(each.factor * share, {**each.shares, own: share}) for each in found]
@@ -194,7 +194,7 @@ def _explanations(joined: JoinedSource, other: JoinedSource | None) -> tuple[lis
     return [each for each in found if each.factor != 1.0], axis
 
 
-def _batch_axes(source: JoinedSource) -> dict[str, int]:
+def batch_axes(source: JoinedSource) -> dict[str, int]:
     """Return the axes that split a batch, with their sizes; without a mesh, the ranks may do so."""
     pieces = source.layout.pieces
     mesh = next(iter(pieces.meshes.values()), None)
