@@ -91,3 +91,32 @@ def test_code_in_cuda_graphs_is_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
     replayed, together = recorded(monkeypatch, compile_whole, gather=True)
     assert replayed == at_once
     assert together.waited <= 3 * 2 * 2  # the model's own output and its gradient, which come from outside
+
+
+class Viewed(nn.Module):
+    """A module that returns its input in another shape, and one that computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.head = nn.Flatten(), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.head(self.flat(x)))
+
+
+def test_memory_of_the_caller_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)()
+    waited: list[str] = []
+    original = fake_gpu.FakeReader.defer
+
+    def defer(self: Any, tensor: Any, bound: Any, slot: Any, *args: Any) -> bool:
+        if taken := original(self, tensor, bound, slot, *args):
+            waited.append(slot.module)
+        return taken
+
+    fake_gpu.choose_language(monkeypatch, "Python")
+    monkeypatch.setattr(fake_gpu.FakeReader, "defer", defer)
+    batch = torch.linspace(-1, 1, 4 * 16).view(4, 4, 4)
+    net = compile_whole(Viewed(), backend="inductor")
+    train(net, lambda net: net(batch).square().mean(), steps=5, kinds=KINDS, compiled="inside")
+    assert "head" in waited and "flat" not in waited

@@ -35,7 +35,7 @@ class Opened:
     paths: Sequence[str] = ()
     """With `detached`: the paths of all tensors, also of those that are not at hand."""
     in_graph: Sequence[bool] = ()
-    """With `detached`: whether compiled code has made each tensor."""
+    """With `detached`: whether compiled code has made each tensor, in memory of its own."""
 
 
 def open_value(value: Any, is_tensor: Callable[[Any], bool]) -> Opened:

@@ -335,7 +335,7 @@ def _opened(tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
         arguments=spec.get("plain", {}),
         detached=spec.get("detached", ()),
         paths=spec["paths"],
-        in_graph=[number >= 0 for number in spec["values"]],
+        in_graph=spec["made"],
     )
 
 

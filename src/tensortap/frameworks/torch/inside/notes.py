@@ -76,6 +76,10 @@ class _Notes:
         self.tapped: dict[int, _Tapped] = {}
         self.values: dict[tuple[int, int], tuple[Any, int]] = {}
         """By the id and version of a tensor: the tensor, to keep its id, and a number."""
+        self.given: dict[Any, int] = {}
+        """By graph, the number of its inputs whose memory is known."""
+        self.memory: set[int | None] = set()
+        """Memory that comes from the caller."""
         self.marks = ""
         self.paths: list[str] = []
         self.leave: dict[str, Any] = {}
@@ -83,6 +87,17 @@ class _Notes:
     def value(self, fake: Any) -> int:
         """Return a number for the value of a tensor. A change in place makes another value of it."""
         return self.values.setdefault((id(fake), fake._version), (fake, len(self.values)))[1]
+
+    def see_memory(self, graph: Any) -> None:
+        """Take note of the memory that a graph gets from its caller. Inputs are added while it is traced."""
+        given = graph.find_nodes(op="placeholder")
+        if self.given.get(graph) != len(given):
+            self.given[graph] = len(given)
+            self.memory.update(_memory(node.meta.get("example_value")) for node in given)
+
+    def made(self, fake: Any) -> bool:
+        """Return whether the graph has made a tensor, in memory of its own."""
+        return self.value(fake) >= 0 and _memory(fake) not in self.memory
 
     def count_call(self, module: Any) -> int:
         """Count a call of a module, by the tensor that is its number. Return how many the graph has before."""
@@ -120,6 +135,7 @@ def _fakes(context: Any) -> list[Any]:
     notes, fakes = _current(), []
     for proxy in context.get_local("tensors").as_proxy():
         fake = proxy.node.meta["example_value"]
+        notes.see_memory(proxy.node.graph)
         if proxy.node.op == "placeholder" and getattr(proxy.tracer, "parent", None) is None:
             notes.values.setdefault((id(fake), fake._version), (fake, _FROM_OUTSIDE))
         fakes.append(fake)
@@ -298,12 +314,15 @@ def _use_instead(tensor: Any, tapped: Any) -> bool:
 
 def _spec(notes: _Notes, fakes: Sequence[Any], closed: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"paths": notes.paths, "values": [notes.value(fake) for fake in fakes]}
+    found["made"] = [notes.made(fake) for fake in fakes]
     if detached := [path for path, fake in zip(notes.paths, fakes, strict=True) if not fake.requires_grad]:
         found["detached"] = detached
     return found | ({"closed": list(closed)} if closed else {})
 
 
 def _memory(fake: Any) -> int | None:
+    if not isinstance(fake, torch.Tensor):
+        return None
     try:
         return int(fake.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
