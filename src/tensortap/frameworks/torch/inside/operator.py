@@ -30,7 +30,7 @@ _SCHEMA = "tap(Tensor[] values, Tensor module, int point) -> ()"
 
 
 receivers: dict[int, GraphReceiver] = {}
-"""By the number of a module. Code that outlives its tap finds none, and goes on."""
+"""By the number of a module."""
 
 _numbers = count(1)
 
@@ -53,9 +53,8 @@ def new_point(event: str, call: int, spec: Mapping[str, Any]) -> int:
 
 def _receive(values: Sequence[torch.Tensor], module: torch.Tensor, number: int) -> None:
     # This runs between the kernels of compiled code, on the thread that launches them.
-    if (receiver := receivers.get(module.item())) is None:
-        return
-    point = _points[number]
+    if (receiver := receivers.get(module.item())) is None or (point := _points.get(number)) is None:
+        return  # code that outlives its tap, or that was not traced in this process
     # A forward of a compiled graph and its backward share the number of their node in autograd. The node of a compiled
     # forward is made right before it runs, and no other is made meanwhile.
     if point.event == "enter" or point.event == "leave":
