@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -27,9 +28,15 @@ def batch(rank: int) -> torch.Tensor:
     return torch.randn(3, 8, generator=torch.Generator().manual_seed(rank))
 
 
-def work(rank: int, mode: str, path: str, port: int) -> None:
+def work(rank: int, modes: list[str], folder: str, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo", rank=rank, world_size=2)
+    for mode in modes:
+        record(rank, mode, f"{folder}/{mode}")
+    dist.destroy_process_group()
+
+
+def record(rank: int, mode: str, path: str) -> None:
     model = net()
     if mode == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
@@ -43,22 +50,31 @@ def work(rank: int, mode: str, path: str, port: int) -> None:
     with tt.capture(model, path, keep="tensors", kinds=("output", "grad_output", "param", "param_grad")) as tap:
         model(batch(rank)).square().mean().backward()
         tap.step()
-    dist.destroy_process_group()
 
 
-@pytest.fixture(params=["ddp", "fsdp2"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, object]:
-    if request.param == "fsdp2" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
+def has_fully_shard() -> bool:
+    return importlib.util.find_spec("torch.distributed.fsdp") is not None and hasattr(
+        importlib.import_module("torch.distributed.fsdp"), "fully_shard"
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both runs, of the same two processes: starting them takes longer than training."""
+    folder = tmp_path_factory.mktemp("distributed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, args=(request.param, str(tmp_path / "run"), port), nprocs=2)
-    return request.param, tt.open(tmp_path / "run")
+    modes = ["ddp", "fsdp2"] if has_fully_shard() else ["ddp"]
+    mp.spawn(work, args=(modes, str(folder), port), nprocs=2)
+    return folder
 
 
-def test_every_rank_writes_its_part(run: tuple[str, object]) -> None:
-    mode, found = run
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_every_rank_writes_its_part(mode: str, runs: Path) -> None:
+    if mode == "fsdp2" and not has_fully_shard():
+        pytest.skip("this torch has no fully_shard")
+    found = tt.open(runs / mode)
     assert found.ranks == [0, 1] and found.finished and found.info["world"] == 2
     keys = [{r.key for r in found.records(rank=rank)} for rank in (0, 1)]
     assert keys[0] == keys[1] and {key.module for key in keys[0]} == {"", "0", "1", "2"}
