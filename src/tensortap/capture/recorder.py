@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, cast
 
 from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
-from tensortap.capture.deferred.pending import PendingRows
+from tensortap.capture.deferred.pending import PendingRows, SecondRead
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
 from tensortap.capture.host_rows import CopiedTensor, HostRows, is_copy, new_copies, new_entries
 from tensortap.capture.placer import Placer
 from tensortap.capture.repeated_columns import RepeatedColumns
+from tensortap.capture.seen_tensors import SeenTensor, SeenTensors
 from tensortap.capture.selection import Keep
+from tensortap.capture.slot_placer import SlotPlacer, placed_token
 from tensortap.capture.slots import RecordSlot, SlotTable
 from tensortap.core import dtypes, statistics
 from tensortap.core.placement import Placement
-from tensortap.core.records import Location, Record, Summary
-from tensortap.frameworks.base import Framework, Identity
+from tensortap.core.records import Location, Record
+from tensortap.frameworks.base import Framework
 from tensortap.frameworks.device_reader import DeferralBound, DeviceReader, SlotPlacement
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
@@ -36,44 +37,8 @@ from tensortap.store.writer.rank_writer import RankWriter
 
 __all__ = ["Recorder"]
 
-_MOST_KNOWN = 100_000
 _MOST_PENDING = 4096
 _NOW: tuple[ReadSlot | None, str] = (None, "now")
-
-
-@dataclass(slots=True, eq=False)
-class _SeenTensor:
-    """A tensor in host memory that was seen before in this step."""
-
-    identity: Identity | None
-    probe: bytes
-    number: int
-    summary: Summary
-    location: Location | None = None
-    placement: Placement | None = None
-
-    def alive(self) -> bool:
-        return self.identity is not None and self.identity.alive()
-
-
-class _Trial:
-    """A second read of a row, which shows whether the first could have been deferred."""
-
-    __slots__ = ("_pending", "_row", "_slot")
-
-    def __init__(self, slot: ReadSlot, pending: PendingRows, row: int) -> None:
-        self._slot = slot
-        self._pending = pending
-        self._row = row
-
-    @property
-    def safe_delay(self) -> int:
-        return self._slot.safe_delay
-
-    def report_second_read(self, others: int, ticket: Any) -> None:
-        self._slot.report_delay(others, changed=ticket is None)
-        if ticket is not None:
-            self._pending.add_second_read(self._row, self._slot, ticket)
 
 
 class Recorder:
@@ -91,10 +56,9 @@ class Recorder:
         "_host_rows",
         "_known",
         "_lock",
-        "_most_known",
         "_numbers",
         "_pending",
-        "_placement_numbers",
+        "_places",
         "_rank",
         "_repeated",
         "_seq",
@@ -114,15 +78,15 @@ class Recorder:
         rank: int,
         lock: AbstractContextManager[Any],
         gather: bool = True,
+        placer: Placer | None = None,
     ) -> None:
         self._framework = framework
         self.slots = SlotTable()
         self._writer = writer
         self._rank = rank
-        self._known: dict[Any, _SeenTensor] = {}
+        self._known = SeenTensors()
         self._gradients: dict[tuple[str, str], list[Any]] = {}
         """The param_grad of each parameter since its optimizer's last step: one entry, or two if there were more."""
-        self._most_known = _MOST_KNOWN
         self._pending: PendingRows | None = None
         self._device_readers: list[DeviceReader] = []
         self._lock = lock
@@ -133,9 +97,9 @@ class Recorder:
         self.read_order = ReadOrder()
         self._seq = 0
         self._numbers = count()
-        self.placer: Placer | None = None
+        self.placer = placer
         """Finds where in a whole each tensor sits; None in a run of one process."""
-        self._placement_numbers: set[int] = set()
+        self._places = None if placer is None else SlotPlacer(placer, framework, self.slots, writer)
         self._host_rows: HostRows | None = None
         self._repeated, self._device_columns = RepeatedColumns(), RepeatedColumns()
         self.compares_gradients = True
@@ -166,8 +130,8 @@ class Recorder:
         False, the caller records the tensor now.
         """
         self._decided = None
-        if self.placer is not None:
-            return self._take_placed(tensor, slot, step)
+        if self._places is not None:
+            return self._take_placed(self._places, tensor, slot, step)
         if slot.keep == "summary" and self._copies_small:
             memory = self._framework.host_memory(tensor, slot.likely)
             if memory is None and (gathered := self._framework.gathered(tensor, MOST_COPIED)) is not None:
@@ -190,13 +154,13 @@ class Recorder:
         read, when = self._decided = self._decide(device_reader, tensor, slot, step)
         return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step)
 
-    def _take_placed(self, tensor: Any, slot: RecordSlot, step: int) -> bool:
+    def _take_placed(self, places: SlotPlacer, tensor: Any, slot: RecordSlot, step: int) -> bool:
         """Do as `take`, in a run of several processes. Small tensors in host memory have no quick way there."""
         if not self._device_readers or type(tensor) not in self._framework.plain_tensors:
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
-        place = self._place_of(device_reader, tensor, slot, step)
+        place = places.place_there(device_reader, tensor, slot, step)
         if place is None or place.base is None:
             return False
         read, when = self._decided = self._decide(device_reader, tensor, slot, step, place)
@@ -212,8 +176,8 @@ class Recorder:
 
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
         decided, self._decided = self._decided, None
-        if self.placer is not None:
-            self._record_placed(tensor, slot, step, decided)
+        if self._places is not None:
+            self._record_placed(self._places, tensor, slot, step, decided)
             return
         self._run_deferred()
         if (device_reader := self._framework.device_reader(tensor)) is None:
@@ -247,7 +211,7 @@ class Recorder:
         self._run_deferred()
         gradients = self._gradients.pop((slot.module, slot.path), [])
         only = gradients[0] if len(gradients) == 1 else None
-        placement = self._place(tensor, slot, step)
+        placement = None if self._places is None else self._places.place(tensor, slot, step)
         if (device_reader := self._reader_of(tensor, placement)) is None:
             self._record_gradient_here(tensor, slot, step, only, placement)
         else:
@@ -271,7 +235,7 @@ class Recorder:
                 self._append_copy(slot, self._copies.take(tensor, memory, False), step)
             return
         array = self._framework.host(tensor)
-        if isinstance(gradient, _SeenTensor) and gradient.placement == placement:
+        if isinstance(gradient, SeenTensor) and gradient.placement == placement:
             identity = self._framework.identity(tensor)
             same = identity is not None and gradient.identity == identity and gradient.alive()
             if same and gradient.probe == probe(array):
@@ -284,7 +248,7 @@ class Recorder:
             or summary.digest != gradient.summary.digest
             or summary.elements != gradient.summary.elements
         ):
-            seen = _SeenTensor(None, b"", next(self._numbers), summary, placement=placement)
+            seen = SeenTensor(None, b"", next(self._numbers), summary, placement=placement)
             self._write_record(array, seen, slot, step)
 
     def _note_gradient(self, slot: RecordSlot, seen: Any) -> None:
@@ -316,7 +280,7 @@ class Recorder:
         if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
             pending = self._new_pending(device_reader)
         number = None if place is None else place.number
-        token = _placed_token(token, number)
+        token = placed_token(token, number)
         before = pending.known.get(token)
         known = None if before is None else pending.tickets[before]
         ticket = device_reader.submit_deferred(alias, kind, bound, known, place)
@@ -351,10 +315,7 @@ class Recorder:
             token = device_reader.describe(tensor)[0]
             if self._pending is None or self._pending.device_reader is not device_reader:
                 return _NOW
-            if (
-                token is None
-                or _placed_token(token, None if place is None else place.number) not in self._pending.known
-            ):
+            if token is None or placed_token(token, None if place is None else place.number) not in self._pending.known:
                 return _NOW
         return self.read_order.when(slot, step)
 
@@ -362,7 +323,6 @@ class Recorder:
         """Finish the step, and drop what is known of its tensors: those that outlive it may change unseen."""
         self.flush_reads()
         self._gradients.clear()
-        self._most_known = _MOST_KNOWN
         self.send()
 
     def flush_reads(self) -> None:
@@ -394,15 +354,20 @@ class Recorder:
             device_reader.close()
 
     def _record_placed(
-        self, tensor: Any, slot: RecordSlot, step: int, decided: tuple[ReadSlot | None, str] | None
+        self,
+        places: SlotPlacer,
+        tensor: Any,
+        slot: RecordSlot,
+        step: int,
+        decided: tuple[ReadSlot | None, str] | None,
     ) -> None:
         """Record a tensor of a run of several processes, whose position in the whole is found now."""
         self._run_deferred()
         device_reader = self._framework.device_reader(tensor)
-        place = None if device_reader is None else self._place_of(device_reader, tensor, slot, step)
+        place = None if device_reader is None else places.place_there(device_reader, tensor, slot, step)
         if place is None:
-            placement = self._place(tensor, slot, step)
-            slot = self._slot_in_whole(slot, step)
+            placement = places.place(tensor, slot, step)
+            slot = places.slot_in_whole(slot, step)
         else:
             placement = place.placement
         if (device_reader := self._reader_of(tensor, placement)) is None:
@@ -413,50 +378,6 @@ class Recorder:
             read, when = decided or self._decide(device_reader, tensor, slot, step, place)
         trial = read if when == "twice" else None
         self._record_there(device_reader, slot, step, tensor, trial, placement=placement, place=place)
-
-    def _slot_in_whole(self, slot: RecordSlot, step: int) -> RecordSlot:
-        """Return the slot of a record under the name that its module has among those of all stages."""
-        assert self.placer is not None
-        module = self.placer.key_in_whole(slot.key(step)).module
-        if module == slot.module:
-            return slot
-        return self.slots.find(slot.micro, slot.phase, slot.site, slot.call, slot.kind, slot.path, slot.keep, module)
-
-    def _place_of(self, device_reader: DeviceReader, tensor: Any, slot: RecordSlot, step: int) -> SlotPlacement | None:
-        """Return where a tensor on a device sits: as the slot's last one, if nothing says otherwise.
-
-        Return None if the record has another name in the whole.
-        """
-        assert self.placer is not None
-        shape, place = self._framework.local_shape(tensor), slot.place
-        if (
-            place is not None
-            and place.shape == shape
-            and type(tensor) in self._framework.plain_tensors
-            and self.placer.is_current(place, slot.kind, step, slot.micro)
-        ):
-            return place
-        if self._slot_in_whole(slot, step) is not slot:
-            return None
-        placement = self._place(tensor, slot, step)
-        number, base = None, 0 if type(tensor) in self._framework.plain_tensors else None
-        if placement is not None:
-            number = self._number_of(placement)
-            base = base if base is None else device_reader.base_of(tensor, placement)
-        batch = None if self.placer.batch is None else self.placer.batch[2]
-        place = SlotPlacement(placement, number, base, shape, batch)
-        slot.place = place if self.placer.follows_from_shape(tensor) else None
-        return place
-
-    def _number_of(self, placement: Placement) -> int:
-        number = self._writer.number_of(placement)
-        self._placement_numbers.add(number)
-        return number
-
-    def _place(self, tensor: Any, slot: RecordSlot, step: int) -> Placement | None:
-        if self.placer is None:
-            return None
-        return self.placer.place(tensor, self._framework.local_shape(tensor), slot.key(step), slot.site)
 
     def _send_host_rows(self) -> None:
         self._copies.finish_batch()
@@ -475,16 +396,16 @@ class Recorder:
         identity = None if slot.phase == "state" else self._framework.identity(tensor)
         array = self._framework.host(tensor)
         seen = probe(array) if identity is not None else b""
-        known = self._seen_before(identity)
+        known = self._known.find(identity)
         if known is None or known.probe != seen or known.placement != placement:
             summary = summarize(array, placement=placement)
-            known = _SeenTensor(identity, seen, next(self._numbers), summary, placement=placement)
-            self._remember(known)
+            known = SeenTensor(identity, seen, next(self._numbers), summary, placement=placement)
+            self._known.add(known)
         if slot.kind == "param_grad":
             self._note_gradient(slot, known)
         self._write_record(array, known, slot, step)
 
-    def _write_record(self, array: Any, known: _SeenTensor, slot: RecordSlot, step: int) -> None:
+    def _write_record(self, array: Any, known: SeenTensor, slot: RecordSlot, step: int) -> None:
         keep = slot.keep
         if keep != "summary" and _must_put(known.location, keep):
             known.location = self._writer.put(_name_in_file(slot), array, step=step, ring=keep == "ring")
@@ -531,15 +452,15 @@ class Recorder:
         if slot.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
         placed = None
-        if placement is not None:
-            placed = self._number_of(placement)
-            token = None if token is None else _placed_token(token, placed)
+        if placement is not None and self._places is not None:
+            placed = self._places.number_of(placement)
+            token = None if token is None else placed_token(token, placed)
         before = pending.known.get(token)
         if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
             device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
         ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat, placement)
         if trial is not None and token is not None:
-            device_reader.submit_trial(tensor, _Trial(trial, pending, len(pending)), place)
+            device_reader.submit_trial(tensor, SecondRead(trial, pending, len(pending)), place)
         location, newly = None, False
         if keep != "summary":
             location = pending.location(before)
@@ -580,13 +501,13 @@ class Recorder:
                 self._run_deferred()  # that makes tensors known
                 self._forget_token(token)
         elif (identity := self._framework.identity(tensor)) is not None:
-            self._known.pop(identity.token, None)  # copies of small tensors are compared byte by byte
+            self._known.forget(identity)  # copies of small tensors are compared byte by byte
 
     def _forget_token(self, token: Hashable) -> bool:
         """Return whether the token was known."""
         if self._pending is None:
             return False
-        tokens = [_placed_token(token, number) for number in (None, *self._placement_numbers)]
+        tokens = [token, *(() if self._places is None else self._places.tokens(token))]
         rows = [self._pending.known.pop(each, None) for each in tokens]
         return rows.count(None) < len(rows)
 
@@ -594,23 +515,6 @@ class Recorder:
         """Try anew which reads can be deferred: other compiled code uses memory in another way."""
         self.flush_reads()
         self.read_order.restart()
-
-    def _seen_before(self, identity: Identity | None) -> _SeenTensor | None:
-        known = self._known.get(identity.token) if identity is not None else None
-        return known if known is not None and known.alive() else None
-
-    def _remember(self, known: _SeenTensor) -> None:
-        if known.identity is None:
-            return
-        self._known[known.identity.token] = known
-        if len(self._known) > self._most_known:
-            self._known = {token: known for token, known in self._known.items() if known.alive()}
-            self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
-
-
-def _placed_token(token: Hashable, number: int | None) -> Hashable:
-    """Return the identity of a tensor that has the placement of this number: with another one, it is read again."""
-    return token if number is None else (number, token)
 
 
 def _must_put(location: Location | None, keep: Keep) -> bool:

@@ -147,8 +147,7 @@ class RunSink:
         self.writer.loop_fact(0, "world", "", {"size": framework.world()})
         self._closed = False
         kernels.borrow_threads(framework.openmp(), threads)
-        self._recorder = Recorder(framework, self.writer, rank, lock, options.gather)
-        self._recorder.placer = parallel.placer
+        self._recorder = Recorder(framework, self.writer, rank, lock, options.gather, parallel.placer)
         if parallel.placer is not None or parallel.renames:
             self.writer.arrange(parallel.mesh, parallel.renames)
         self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))

@@ -21,7 +21,7 @@ from tensortap.capture.slots import RecordSlot
 from tensortap.core.records import Location
 from tensortap.frameworks.device_reader import DeviceReader
 
-__all__ = ["PendingRows"]
+__all__ = ["PendingRows", "SecondRead"]
 
 _NOWHERE = (None,) * len(Location._fields)
 
@@ -221,3 +221,23 @@ def _only(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
         return column[kept] if isinstance(column, np.ndarray) else list(compress(column, kept))
 
     return {name: chosen(column) for name, column in columns.items()}
+
+
+class SecondRead:
+    """A second read of a row, which shows whether the first could have been deferred."""
+
+    __slots__ = ("_pending", "_row", "_slot")
+
+    def __init__(self, slot: ReadSlot, pending: PendingRows, row: int) -> None:
+        self._slot = slot
+        self._pending = pending
+        self._row = row
+
+    @property
+    def safe_delay(self) -> int:
+        return self._slot.safe_delay
+
+    def report_second_read(self, others: int, ticket: Any) -> None:
+        self._slot.report_delay(others, changed=ticket is None)
+        if ticket is not None:
+            self._pending.add_second_read(self._row, self._slot, ticket)
