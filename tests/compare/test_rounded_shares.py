@@ -1,4 +1,4 @@
-"""Mixed precision over several ranks: each rounds its share of a gradient, which may differ by that much and no more."""
+"""Mixed precision over several ranks: each rounds its share of a gradient, which may differ by that much."""
 
 from __future__ import annotations
 

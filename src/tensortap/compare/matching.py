@@ -19,7 +19,7 @@ from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation, has
 from tensortap.compare.align.splits import OtherSplits, without_other_splits
 from tensortap.compare.align.step_gradients import complete_step_gradients
 from tensortap.compare.join.joining import NOT_JOINED, Joining
-from tensortap.compare.join.norms import fill_norms, withdraw_guesses, withdraw_other_parts
+from tensortap.compare.join.norms import fill_norms, withdraw_accumulated, withdraw_guesses, withdraw_other_parts
 from tensortap.compare.join.scaling import NO_SCALING, Scaling, find_scaling
 from tensortap.compare.join.shares import find_rounded_shares
 from tensortap.compare.judge.findings import FindingBuilder
@@ -232,6 +232,7 @@ def match(
     measures = prepare(left, right, alignment)
     fill_norms(measures, left, right, alignment)
     withdraw_other_parts(measures, left, right, alignment)
+    withdraw_accumulated(measures, left, right, alignment)
     tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
     for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):

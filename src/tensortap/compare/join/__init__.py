@@ -4,6 +4,7 @@ geometry.py     boxes in a whole: do they cover it once?
 pieces.py       the rows of all ranks as columns, with their identities and placements
 layout.py       the layout of each identity: shards, replicas and partial sums; replicas vote by digest
 micro.py        micro batches as one more axis
+accumulated.py  gradients of micro batches that one side shows only as a sum
 source.py       a run of whole tensors over a run of many ranks
 bands.py        the bytes of a whole tensor, a range of positions at a time
 resolve.py      what only the other side can decide: tied votes, records without a placement

@@ -13,7 +13,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.join.findings import Disagreement, disagreements, layout_finding, unreduced_sums
 from tensortap.compare.join.hypotheses import explain
 from tensortap.compare.join.joining import NOT_JOINED, Joining, Unjoined
-from tensortap.compare.join.norms import UNJOINED_LIMITS
+from tensortap.compare.join.norms import ACCUMULATED, UNJOINED_LIMITS
 from tensortap.compare.join.source import JoinedSource
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matching import Matched
@@ -23,7 +23,8 @@ from tensortap.core.records import Finding, Key, Unmatched, display_name
 __all__ = ["NO_PARALLEL_EVIDENCE", "ParallelEvidence"]
 
 _FEW = 3
-_UNSEEN = "the candidate recorded the gradient that the optimizer got, not the one from backward"
+_UNSEEN = "the {} recorded the gradient that the optimizer got, not the one from backward"
+_OTHER = {"reference": "candidate", "candidate": "reference"}
 _HOW = (
     "say how they belong together with layout= of tensortap.capture (docs/parallel.md), or select ranks with --rank to "
     "compare them one by one"
@@ -130,10 +131,16 @@ class ParallelEvidence:
             found.append(
                 f"replicas of {len(self.rounding):,} values differ by rounding, as {fact.key}; their parameters agree"
             )
-        if unseen := self.joining.unseen:
+        for side, unseen in self.joining.unseen.items():
+            if unseen:
+                found.append(
+                    f"the {side} did not record {len(unseen):,} gradients from backward, as {unseen[0]}; those that "
+                    "its optimizer got were compared"
+                )
+        if sums := self.joining.accumulated:
             found.append(
-                f"the candidate did not record {len(unseen):,} gradients from backward, as {unseen[0]}; those that its "
-                "optimizer got were compared"
+                f"{len(sums):,} gradients of later micro batches were not compared, as {sums[0]}: one side shows only "
+                "what was accumulated; the gradients that the optimizers got were compared"
             )
         if note := self.matched.scaling.note():
             found.append(note)
@@ -141,13 +148,18 @@ class ParallelEvidence:
 
     def reasons(self, unmatched: Sequence[Unmatched]) -> Sequence[Unmatched]:
         """Return one-sided records, and those that could not be joined, with the reason."""
-        if not self.unjoined and not self.joining.unseen:
+        if not self.unjoined and not any(self.joining.unseen.values()) and not self.joining.accumulated:
             return unmatched
         sides: Mapping[str, Literal["reference", "candidate"]] = {"reference": "reference", "candidate": "candidate"}
         return [
             *unmatched,
             *(Unmatched(sides[each.side], each.key, each.ranks[0], each.cls, each.why) for each in self.unjoined),
-            *(Unmatched("reference", key, 0, "", _UNSEEN) for key in self.joining.unseen),
+            *(
+                Unmatched(sides[_OTHER[side]], key, 0, "", _UNSEEN.format(side))
+                for side, unseen in self.joining.unseen.items()
+                for key in unseen
+            ),
+            *(Unmatched("reference", key, 0, "", ACCUMULATED) for key in self.joining.accumulated),
         ]
 
 

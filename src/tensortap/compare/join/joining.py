@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment, Renames
 from tensortap.compare.align.side import Side
+from tensortap.compare.join.accumulated import without_accumulated
 from tensortap.compare.join.layout import Plan
 from tensortap.compare.join.micro import batches_of, join_micro_batches, steps_split_otherwise
 from tensortap.compare.join.pieces import Ints, read_pieces
@@ -54,8 +55,10 @@ class Joining:
 
     sides: dict[str, JoinedSource] = field(default_factory=dict)
     """The joined sides, by "reference" and "candidate"."""
-    unseen: list[Key] = field(default_factory=list)
-    """Gradients from backward that the candidate did not record, while it recorded what the optimizer got."""
+    unseen: dict[str, list[Key]] = field(default_factory=dict)
+    """Gradients from backward that a side did not record, while it recorded what the optimizer got."""
+    accumulated: list[Key] = field(default_factory=list)
+    """Gradients of single micro batches that one side has only as a sum, while both have what the optimizer got."""
 
     def __bool__(self) -> bool:
         return bool(self.sides)
@@ -71,32 +74,42 @@ class Joining:
                 yield Unjoined(side, Key(*key_of(layout, group)), "", ranks, plan, joined.is_recorded)
 
     def without_unjoined(self, reference: Side, candidate: Side, alignment: Alignment) -> Alignment:
-        """Return the alignment without one-sided records whose counterpart could not be joined: it is not missing."""
+        """Return the alignment without one-sided records whose counterpart could not be joined: it is not missing.
+
+        It also lacks gradients of single micro batches that one side does not show.
+        """
         keys: dict[str, set[Key]] = {"reference": set(), "candidate": set()}
         for each in self.unjoined():
             keys[each.side].add(each.key)
-        self.unseen[:] = _unseen_gradients(reference, candidate, alignment)
+        self.unseen["candidate"] = _unseen_gradients(reference, alignment.only_reference, candidate)
+        self.unseen["reference"] = _unseen_gradients(candidate, alignment.only_candidate, reference)
+        alignment, self.accumulated[:] = without_accumulated(reference, candidate, alignment)
         return replace(
             alignment,
-            only_reference=_without(reference, alignment.only_reference, keys["candidate"] | set(self.unseen)),
-            only_candidate=_without(candidate, alignment.only_candidate, keys["reference"]),
+            only_reference=_without(
+                reference, alignment.only_reference, keys["candidate"] | {*self.unseen["candidate"]}
+            ),
+            only_candidate=_without(
+                candidate, alignment.only_candidate, keys["reference"] | {*self.unseen["reference"]}
+            ),
         )
 
 
 NOT_JOINED = Joining()
 
 
-def _unseen_gradients(reference: Side, candidate: Side, alignment: Alignment) -> list[Key]:
-    """Return the gradients from backward that only the reference has, of parameters whose optimizer got one.
+def _unseen_gradients(side: Side, only: Ints, other: Side) -> list[Key]:
+    """Return the gradients from backward that only one side has, of parameters whose optimizer got one on the other.
 
-    A wrapper that flattens parameters shows the gradients of single ones only after their reduction.
+    A wrapper that flattens parameters shows the gradients of single ones only after their reduction, and so does one
+    that divides them, if it reduces the gradients of several micro batches together.
     """
-    alone = alignment.only_reference[reference.kind.among(("param_grad",))[alignment.only_reference]]
+    alone = only[side.kind.among(("param_grad",))[only]]
     if not len(alone):
         return []
-    got = np.flatnonzero(candidate.kind.among(("step_grad",)))
-    known = {(int(candidate.step[row]), candidate.module[row], candidate.path[row]) for row in got.tolist()}
-    keys = (reference.key(row) for row in alone.tolist())
+    got = np.flatnonzero(other.kind.among(("step_grad",)))
+    known = {(int(other.step[row]), other.module[row], other.path[row]) for row in got.tolist()}
+    keys = (side.key(row) for row in alone.tolist())
     return [key for key in keys if (key.step, key.module, key.path) in known]
 
 

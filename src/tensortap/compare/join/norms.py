@@ -6,12 +6,20 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
+from tensortap.compare.join.accumulated import accumulated_on_one_side
 from tensortap.compare.join.geometry import region_of
 from tensortap.compare.join.source import joined_source
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.translate.translated import Translated
 
-__all__ = ["UNJOINED_LIMITS", "fill_norms", "withdraw_guesses", "withdraw_other_parts"]
+__all__ = [
+    "ACCUMULATED",
+    "UNJOINED_LIMITS",
+    "fill_norms",
+    "withdraw_accumulated",
+    "withdraw_guesses",
+    "withdraw_other_parts",
+]
 
 
 def fill_norms(measures: Measures, reference: Side, candidate: Side, alignment: Alignment) -> None:
@@ -36,7 +44,8 @@ def fill_norms(measures: Measures, reference: Side, candidate: Side, alignment: 
 
 OTHER_PART = "it holds another part of the whole than the reference's"
 GUESSED = "only norms and counts: the layout over ranks is not known"
-UNJOINED_LIMITS = (OTHER_PART, GUESSED)
+ACCUMULATED = "one side shows the gradient of a micro batch, the other what was accumulated up to there"
+UNJOINED_LIMITS = (OTHER_PART, GUESSED, ACCUMULATED)
 """Reasons for which a pair is not judged, although both sides have its record."""
 _FAR = 0.01
 """Relative error from which on a guess about a layout is wrong."""
@@ -50,6 +59,11 @@ def withdraw_other_parts(measures: Measures, reference: Side, candidate: Side, a
         return
     left, right = _parts(reference)[alignment.reference], _parts(candidate)[alignment.candidate]
     _withdraw(measures, np.flatnonzero(left != right), OTHER_PART)
+
+
+def withdraw_accumulated(measures: Measures, reference: Side, candidate: Side, alignment: Alignment) -> None:
+    """Take back the measures of gradients that only one side accumulates."""
+    _withdraw(measures, accumulated_on_one_side(reference, candidate, alignment), ACCUMULATED)
 
 
 def _parts(side: Side) -> np.ndarray:

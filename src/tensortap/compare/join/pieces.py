@@ -140,7 +140,7 @@ def read_pieces(run: Run) -> Pieces:
         numbers = np.full(len(index.placements) + 1, -1, np.int64)  # the last one: no placement
         for number, placement in enumerate(index.placements):
             axes = tuple(sorted(placement.axes.items()))
-            key = (placement.shape, placement.boxes, axes, placement.order, placement.guessed)
+            key = (placement.shape, placement.boxes, axes, placement.order, placement.source)
             by_key.setdefault(key, placement)
             numbers[number] = placements.of(key)
         own = table.column("placement")
