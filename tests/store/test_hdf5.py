@@ -117,15 +117,30 @@ def test_damaged_and_missing(tmp_path: Path) -> None:
         tt.open(path)
 
 
-@pytest.mark.parametrize("walk", ["import os; os.abort()", "import time; time.sleep(60)"], ids=["crash", "hang"])
-def test_a_file_that_the_library_does_not_survive_is_refused(tmp_path, monkeypatch, walk):
+@pytest.mark.parametrize(
+    ("walk", "wait"),
+    [("import os; os.abort()", 100), ("import time; time.sleep(60)", 2), ("while True: pass", 100)],
+    ids=["crash", "hang", "loop"],
+)
+def test_a_file_that_the_library_does_not_survive_is_refused(tmp_path, monkeypatch, walk, wait):
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["0001_Linear/feat_output"] = np.ones(3, np.float32)
     monkeypatch.setattr(probe, "_WALK", walk)
-    monkeypatch.setattr(probe, "_SECONDS", 2.0)
+    monkeypatch.setattr(probe, "_SECONDS", 1.0)
+    monkeypatch.setattr(probe, "_WAIT", wait)
     monkeypatch.setattr(probe, "_known", {})
     with pytest.raises(RunUnreadable, match="the HDF5 library crashes or does not end"):
         tt.open(tmp_path / "a.hdf5")
+
+
+def test_a_process_that_waits_for_a_processor_is_no_damage(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["0001_Linear/feat_output"] = np.ones(3, np.float32)
+    monkeypatch.setattr(probe, "_WALK", "import time; time.sleep(0.5); print(0)")
+    monkeypatch.setattr(probe, "_SECONDS", 0.2)
+    monkeypatch.setattr(probe, "_WAIT", 1000)
+    monkeypatch.setattr(probe, "_known", {})
+    assert len(list(tt.open(tmp_path / "a.hdf5"))) == 1
 
 
 def test_one_file_that_the_library_does_not_survive_costs_no_other(tmp_path, monkeypatch):

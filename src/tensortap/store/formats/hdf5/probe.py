@@ -1,12 +1,14 @@
 """Walk HDF5 files in another process before this one opens them.
 
 The HDF5 library trusts what it reads: a damaged file can make it crash or never return, and neither can be caught in
-this process. The walk takes a few tenths of a second, and its result is kept for files that do not change.
+this process. The walk takes a few tenths of a second, and its result is kept for files that do not change. Its limit is
+CPU time, so that a sound file is not refused where many processes share a processor.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,16 +17,21 @@ from pathlib import Path
 __all__ = ["find_damaged"]
 
 _SECONDS = 10.0
-"""Time for the walk of one file of usual size, and for starting the process."""
+"""CPU time for the walk of one file of usual size, and for starting the process."""
 _BYTES_A_SECOND = 50e6
-_WALK = """
+_WAIT = 12.0
+"""How many times as long the walk may take: where processes queue for a processor, or there are no limits."""
+_LIMITS = """
 import json, sys
-sys.path[:] = json.loads(sys.argv[1])
+sys.path[:], seconds = json.loads(sys.argv[1])
 try:
     import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
 except (ImportError, OSError, ValueError):
     pass
+"""
+_WALK = """
 import h5py
 
 def walk(name, item):
@@ -70,10 +77,12 @@ def find_damaged(paths: Sequence[Path]) -> list[Path]:
 
 def _walk(paths: Sequence[Path]) -> int:
     """Return how many of the files, in order, were walked before one stopped the process."""
-    command = [sys.executable, "-I", "-c", _WALK, json.dumps(sys.path), *(str(path.absolute()) for path in paths)]
     seconds = sum(_SECONDS + path.stat().st_size / _BYTES_A_SECOND for path in paths)
+    given = json.dumps([sys.path, math.ceil(seconds)])
+    command = [sys.executable, "-I", "-c", _LIMITS + _WALK, given, *(str(path.absolute()) for path in paths)]
+    wait = seconds * _WAIT
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=wait, check=False)
         output, complete = done.stdout, done.returncode == 0
     except subprocess.TimeoutExpired as error:
         output, complete = error.stdout or b"", False
