@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tensortap import kernels
+from tensortap.capture import garbage
 from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.deferred import garbage
 from tensortap.capture.hook_guard import HookGuard
 from tensortap.capture.inside import InsideCalls, InsideOptions
 from tensortap.capture.loop.optimizers import Optimizers

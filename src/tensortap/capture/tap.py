@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tensortap import kernels
+from tensortap.capture import garbage
 from tensortap.capture.budget import Budget, check_share
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.deferred import garbage
 from tensortap.capture.environment import describe_environment
 from tensortap.capture.incidents import IncidentOptions, Incidents
 from tensortap.capture.inside import InsideOptions
@@ -281,7 +281,7 @@ class Tap(Observer):
         if options.budget is not None and selection.steps is not None:
             self._book.notice(f"budget={options.budget:g} is not applied: steps= selects the steps")
         self._step_seconds += time.perf_counter() - started
-        if self._run is not None and _on_device(self._framework, self._tree):
+        if self._run is not None:
             garbage.throttle(this := object())
             resume = weakref.finalize(self, garbage.resume, this)  # once, also without close()
             resume.atexit = False
@@ -541,7 +541,3 @@ def _failures_of(task: Callable[[], None]) -> list[Exception]:
     except Exception as error:
         return [error]
     return []
-
-
-def _on_device(framework: Framework, tree: Tree) -> bool:
-    return framework.pinning(tree.sites[0].owner) is not None

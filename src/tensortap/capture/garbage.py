@@ -1,8 +1,8 @@
-"""Keeps Python's garbage collections about as rare as without a tap while tensors on a device are tapped.
+"""Keeps Python's garbage collections about as rare as without a tap while one is open.
 
 Their frequency depends on how many objects outlive others, and the objects of records live until their step ends. A
 collection of young objects is short but runs several times a step. A full collection takes a tenth of a second and more
-in a process with a framework, and the device waits for it.
+in a process with a framework, and the training waits for it, as does its device.
 """
 
 from __future__ import annotations
