@@ -14,7 +14,7 @@ from tensortap.core.records import MODULE_KINDS
 
 from .mistake import Mistake
 from .patches import Apply, both
-from .running import STEPS, Training, loss_of, train_under, training_of
+from .running import SEED, STEPS, Training, loss_of, train_under, training_of
 from .settings import SETTINGS
 
 WAYS = ("tensors", "summary", "isolated")
@@ -87,7 +87,7 @@ class Bench:
         )
         return path
 
-    def once(self, family: str, apply: Apply, keep: str, steps: int = STEPS, seed: int = 0) -> Path:
+    def once(self, family: str, apply: Apply, keep: str, steps: int = STEPS, seed: int = SEED) -> Path:
         """A run of a reference, made once."""
         spot = (family, apply, keep, steps, seed)
         if spot not in self._made:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 from weakref import ref
 
@@ -171,7 +172,7 @@ class StepStructure:
                 # Calls of one module do not overlap: the first that ends later contains this one.
                 around = [c for c in outer if c.end >= call.end and c is not call]
                 if around:
-                    call.put_into(around[0] if len(around) == 1 else min(around, key=_end_of))
+                    call.put_into(around[0] if len(around) == 1 else min(around, key=attrgetter("end")))
                     break
 
     def call_of(self, row: int) -> CallRows | None:
@@ -430,6 +431,9 @@ class StepStructure:
             around = outermost.of("output")
         else:
             around = self._in_backward_of(outermost.parent)
+        for user in users:  # the code that gave it to a user inside may use it as well, as for a residual
+            if user.parent is not None and user.parent is not outermost.parent:
+                around = around + self._in_backward_of(user.parent)
         if len(call.of("output")) > 1:  # its own code may use one of them for another
             around = around + self._parameters(call)
         if not any(user.of("grad_output", "grad_input") for user in users):
@@ -483,10 +487,6 @@ class StepStructure:
         ]
         outer = [user.parent for user in found if user.parent is not None]
         return [user for user in found if not any(user is each for each in outer)]
-
-
-def _end_of(call: CallRows) -> int:
-    return call.end
 
 
 def _inside(call: CallRows, other: CallRows) -> bool:
