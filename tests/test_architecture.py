@@ -134,8 +134,6 @@ def test_importing_loads_nothing_heavy_and_is_quick() -> None:
     script = """
 import sys, time
 started = time.process_time()
-from support import work_order
-
 import tensortap
 spent = time.process_time() - started
 heavy = {"torch", "paddle", "numba", "pyarrow", "pandas", "h5py", "rich", "typer", "safetensors"} & set(sys.modules)

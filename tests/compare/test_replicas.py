@@ -77,3 +77,13 @@ def test_only_gradients_that_are_guessed_to_be_replicas_may_be_summands(tmp_path
     report = tt.health(slice_run(one, tmp_path / "b", {"tp": 2}, cut))
     assert report.verdict == ("healthy" if kind == "param_grad" else "suspicious"), report.sentence
     assert any("they may be summands" in note for note in report.notes) == (kind == "param_grad")
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_reference_decides_between_replicas_of_a_shard(tmp_path: Path, one: Path, rank: int) -> None:
+    """Digests and sketches of the other shards and of the right replica add up to those of the reference."""
+    mistake = f"flip:layers.1.mlp.down.weight@{rank // 2},{rank % 2}"
+    b = run_world(tmp_path / "b", {"dp": 2, "tp": 2}, [mistake], steps=1, kinds=STATE, keep=False)
+    result = tt.compare(one, b)
+    assert result.sentence.startswith(f"Rank {rank} of 2 replicas of layers.1.mlp.down.weight differs since step 0: ")
+    assert "neither has a majority" not in result.sentence

@@ -173,11 +173,19 @@ def _decide_vote(layout: Layout, vote: Vote, sketches: _Sketches, other: OtherSi
     row = other.row(key_of(layout, vote.group))
     if row is None:
         return
+    plan = layout.plan_of(vote.group)
+    if plan.reductions:
+        return  # the other side has no record of one summand
     members = np.array([*vote.majority, *vote.odd], np.int64)
     digests = layout.pieces.digest[members]
-    same = members[digests == np.uint64(other.digest(row))]
+    # Digests and sketches of parts add up to those of the whole.
+    rest = layout.chosen[layout.group == vote.group]
+    rest = rest[~np.isin(rest, members)]
+    with np.errstate(over="ignore"):
+        wholes = digests + layout.pieces.digest[rest].sum(dtype=np.uint64)
+    same = members[wholes == np.uint64(other.digest(row))]
     if not len(same):
-        found = compare_members(sketches.of(members), other.sketch(row))
+        found = compare_members(sketches.of(members) + sketches.of(rest).sum(axis=0), other.sketch(row))
         if found is None:
             return
         nearest = int(np.argmin(found.each))
