@@ -452,8 +452,11 @@ class Recorder:
         if slot.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
         placed = None
-        if placement is not None and self._places is not None:
+        if place is not None:
+            placed = place.number
+        elif placement is not None and self._places is not None:
             placed = self._places.number_of(placement)
+        if placed is not None:
             token = None if token is None else placed_token(token, placed)
         before = pending.known.get(token)
         if keep != "summary" and before is not None and _must_put(pending.location(before), keep):

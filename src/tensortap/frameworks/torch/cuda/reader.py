@@ -133,8 +133,7 @@ class CudaReader:
         place: SlotPlacement | None = None,
     ) -> CudaTicket:
         assert self._deferred is not None
-        base = 0 if place is None else place.base or 0
-        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known, base)
+        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known, _base(place))
 
     def defer(
         self,
@@ -175,7 +174,7 @@ class CudaReader:
         with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
-                lane.submit_trial(tensor, tensor.data_ptr(), trial, 0 if place is None else place.base or 0)
+                lane.submit_trial(tensor, tensor.data_ptr(), trial, _base(place))
 
     def _submit(
         self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, placement: Placement | None
@@ -333,6 +332,11 @@ def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int
         starts[batch] = size
         size += batch.size
     return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
+
+
+def _base(place: SlotPlacement | None) -> int:
+    """Return the row of the whole that the first row of a deferred tensor is."""
+    return 0 if place is None or place.base is None else place.base
 
 
 def _placed(tensor: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, int, Layout | Part]:
