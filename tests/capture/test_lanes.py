@@ -208,7 +208,7 @@ def test_a_launch_that_fails_at_the_end_of_backward_breaks_the_tap_only(
     def fail(self: Any, tensors: Any) -> None:
         raise RuntimeError("launch failed")
 
-    monkeypatch.setattr(fake_gpu.FakeTogether, "read", fail)
+    monkeypatch.setattr(fake_gpu.FakeKernel, "_launch", fail)
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(tt.TensortapError, match="launch failed"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -23,7 +24,9 @@ from tensortap.frameworks.torch.cuda.reader import CudaReader
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PieceCounters, Share
+from tensortap.kernels.cuda import gpu as cuda_gpu
+from tensortap.kernels.cuda.driver import Parameter
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, BatchRead, PieceCounters
 from tensortap.kernels.cuda.layout import Layout
 from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
@@ -31,6 +34,8 @@ from tensortap.kernels.cuda.variants import MOST_FINISHED
 from tensortap.kernels.summary.reference import BUCKETS, ROW, digest_weights
 
 ITEMS = {"float32": 4, "float64": 8}
+WORKS, WORK, PLACED_WORK = struct.Struct("<QII2Q"), struct.Struct("<5Q4I"), struct.Struct("<5Q6I")
+"""The parameter of a kernel that reads several tensors: what comes first, then a work for each of them."""
 
 
 class FakeGpu:
@@ -56,8 +61,9 @@ class FakeGpu:
 
     def together(
         self, dtype: str, placed: bool = False, *, weights: int, turns: PieceCounters, stream: int
-    ) -> FakeTogether:
-        return FakeTogether(self, dtype, placed)
+    ) -> BatchRead:
+        kernel: Any = FakeKernel(self, dtype, placed)
+        return BatchRead(kernel, 264, placed, weights=weights, turns=turns, stream=stream)
 
     def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
         assert 0 < len(pending) <= 4 * MOST_FINISHED
@@ -77,21 +83,26 @@ class FakePlan:
         write(found, summary)
 
 
-class FakeTogether:
+class FakeKernel:
+    """Stands in for the kernel of a `BatchRead`, whose parameter it decodes."""
+
     def __init__(self, gpu: FakeGpu, dtype: str, placed: bool) -> None:
-        self._gpu, self._dtype, self._placed = gpu, dtype, placed
+        self._gpu, self._dtype, self._work = gpu, dtype, PLACED_WORK if placed else WORK
 
-    def shared_out(self, elements: int) -> Share:
-        return 1, elements // (8 * 1024) // 2, 0
+    def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
+        return lambda: self._launch(parameter.memory.raw)
 
-    def read(self, tensors: Sequence[tuple[int, int, Share, int, int, int]]) -> None:
-        assert 0 < len(tensors) <= MOST_TOGETHER
-        self._gpu.together_.append(len(tensors))
-        assert self._placed == any(base for *_, base in tensors)
-        for address, elements, _, _, result, base in tensors:
-            found = result_at(result)
+    def _launch(self, memory: bytes) -> None:
+        _, count, pieces, *_ = WORKS.unpack_from(memory)
+        assert 0 < count <= MOST_TOGETHER
+        self._gpu.together_.append(count)
+        works = list(self._work.iter_unpack(memory[WORKS.size : WORKS.size + count * self._work.size]))
+        assert pieces == sum(work[5] for work in works), "every piece is read once"
+        assert [work[8] for work in works] == [sum(work[5] for work in works[:at]) for at in range(count)]
+        for address, _, probe, _, elements, _, _, _, _, *base in works:
+            found = result_at(probe - RESULT.fields["probe"][1])
             found["unchanged"] = False
-            write(found, summary_at(address, elements, self._dtype, base * ROW))
+            write(found, summary_at(address, elements, self._dtype, base[0] * ROW if base else 0))
 
 
 def summary_at(address: int, elements: int, dtype: str, start: int = 0) -> Any:
@@ -176,6 +187,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
         monkeypatch.setattr(module, "new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
     monkeypatch.setattr(torch_lane, "_stream", no_context)
     monkeypatch.setattr(torch_results.driver, "allow_captures", lambda: None)
+    monkeypatch.setattr(cuda_gpu, "clear", lambda address, count, stream: None)
     monkeypatch.setattr(torch.cuda, "stream", no_context)
     monkeypatch.setattr(torch.cuda, "device", no_context)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)

@@ -492,6 +492,7 @@ class Recorder:
             native = native_classes.load_for_device(device_reader, _MOST_PENDING)
             if native is not None:
                 device_reader.read_many = partial(native.read_many, self, device_reader)
+                device_reader.read_waiting = native.read_waiting
         if self._pending is not None:
             self.send()
         self._pending = PendingRows(device_reader, self._numbers, self._device_columns, self.changed_unseen, self.alarm)

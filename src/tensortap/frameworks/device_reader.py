@@ -114,7 +114,7 @@ class NativeReads(NamedTuple):
     core: Any
     """The framework's module that knows the current device and stream."""
     limits: Sequence[int]
-    """Bytes from which a tensor is read alone, tensors in a launch, results in a batch."""
+    """As `configure_device` of the C code takes them."""
 
 
 class DeviceReader(Protocol):
@@ -158,6 +158,9 @@ class DeviceReader(Protocol):
 
     read_many: Callable[[Any], None]
     """Called with all deferred tensors first. It may do what `read_deferred` does for some, from the first one on."""
+
+    read_waiting: Callable[[Any], bool]
+    """Called before tensors are read together. It may do that, and returns whether it did."""
 
     @property
     def native_reads(self) -> NativeReads | None:

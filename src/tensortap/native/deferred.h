@@ -4,16 +4,15 @@
 
 #pragma once
 
-#include "common.h"
+#include "launches.h"
 
-static PyObject *core; /* the module torch._C; NULL until the first device is read */
-static long long too_large, most_together, most_results, most_pending;
+static long long too_large, most_results, most_pending;
 
 static PyObject *configure_device(PyObject *module, PyObject *args)
 {
     PyObject *classes, *found;
-    if (!PyArg_ParseTuple(args, "OOLLLL", &classes, &core, &too_large, &most_together, &most_results,
-                          &most_pending)) {
+    if (!PyArg_ParseTuple(args, "OOLLLLLLLL", &classes, &core, &too_large, &most_together, &most_results, &partial_bytes,
+                          &result_bytes, &probe_offset, &most_finished, &most_pending)) {
         return NULL;
     }
     Py_INCREF(core); /* held for ever */
@@ -327,6 +326,13 @@ static int wait_for_launch(PyObject *lane, PyObject *number_there, PyObject *ent
     return failed ? -1 : 0;
 }
 
+/* Read everything that waits. */
+static int read_all(PyObject *lane)
+{
+    int done = launch_waiting(lane);
+    return done ? (done < 0 ? -1 : 0) : effect(PyObject_CallMethodNoArgs(lane, s__read_waiting));
+}
+
 /* Return the ticket of a tensor, as `Lane.submit_deferred` does. `known` is the ticket of an earlier sighting or NULL. */
 static PyObject *submit(PyObject *lane, PyObject *batch, PyObject *entry, PyObject *known)
 {
@@ -359,8 +365,7 @@ static PyObject *submit(PyObject *lane, PyObject *batch, PyObject *entry, PyObje
         ticket = new_ticket(batch, number_there, elements, Py_None);
         if (ticket != NULL && (get_count(number_there, &size) || wait_for_launch(lane, number_there, entry, came, seen) ||
                                put_count(&GET(Batch, batch, size), size + 1) ||
-                               (PyDict_GET_SIZE(GET(Lane, lane, _waiting)) == most_together &&
-                                effect(PyObject_CallMethodNoArgs(lane, s__read_waiting))))) {
+                               (PyDict_GET_SIZE(GET(Lane, lane, _waiting)) == most_together && read_all(lane)))) {
             Py_CLEAR(ticket);
         }
         Py_DECREF(number_there);

@@ -16,7 +16,8 @@
 static PyMethodDef functions[] = {
     {"configure", configure, METH_O, "Take the classes whose objects are used, by name."},
     {"configure_device", configure_device, METH_VARARGS,
-     "Take classes, the module torch._C and four limits, for reads on a device."},
+     "Take classes, the module torch._C and limits, for reads on a device."},
+    {"read_waiting", read_waiting, METH_O, "Read the waiting tensors of a lane; return whether that was done."},
     {"read_many", read_many, METH_VARARGS, "Run deferred reads, up to the first that is unusual."},
     {NULL},
 };

@@ -90,6 +90,7 @@ class OpsReader:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.read_deferred: ReadDeferred = lambda *_: None
         self.read_many: Callable[[Any], None] = lambda _: None
+        self.read_waiting: Callable[[Any], bool] = lambda _: False
         self._step = _StepResults()
 
     def submit(

@@ -19,7 +19,17 @@ from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import BLOCKS_EACH, FINISH, FINISHERS, MOST_FINISHED, Device, Variant, compiled
 from tensortap.kernels.summary.reference import ROW
 
-__all__ = ["MOST_TOGETHER", "PARTIAL_BYTES", "BatchRead", "Gpu", "PartPlan", "PieceCounters", "ReadPlan", "Share"]
+__all__ = [
+    "MOST_TOGETHER",
+    "PARTIAL_BYTES",
+    "PROBE_OFFSET",
+    "BatchRead",
+    "Gpu",
+    "PartPlan",
+    "PieceCounters",
+    "ReadPlan",
+    "Share",
+]
 
 Share = tuple[int, int, int]
 """The division of a tensor: number of pieces, each with a partial result; batches of rows of each half of a piece;
@@ -54,7 +64,7 @@ _WORK_LISTS = {
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q")
 _PART = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q{MOST_DIMS}Q4Q")
-_PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
+PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
 class PieceCounters:
@@ -118,7 +128,7 @@ class ReadPlan:
 
         With `known`, the address of an earlier result, nothing is read if the probed elements have not changed.
         """
-        probe, expected = result + _PROBE_OFFSET, known + _PROBE_OFFSET if known else 0
+        probe, expected = result + PROBE_OFFSET, known + PROBE_OFFSET if known else 0
         turns = self._turns
         _ADDRESSES.pack_into(self._memory, _TURNS_OFFSET, *turns.begin(), address, partials, probe, expected)
         self._launch()
@@ -160,7 +170,7 @@ class PartPlan:
 
     def read(self, address: int, partials: int, result: int, known: int = 0) -> None:
         """Read a tensor once, like `ReadPlan.read`. All launches probe the same elements of it."""
-        probe, expected = result + _PROBE_OFFSET, known + _PROBE_OFFSET if known else 0
+        probe, expected = result + PROBE_OFFSET, known + PROBE_OFFSET if known else 0
         for launch, memory, turns, before in self._reads:
             where = address, partials + before, probe, expected
             _ADDRESSES.pack_into(memory, _TURNS_OFFSET, *turns.begin(), *where)
@@ -177,8 +187,11 @@ def _runs_as_struct(box: Runs) -> tuple[int, ...]:
 class BatchRead:
     """The launch that reads several contiguous tensors of one dtype at once, on one stream.
 
-    If they are `placed`, each may begin at another row of a whole than the first.
+    If they are `placed`, each may begin at another row of a whole than the first. `native/launches.h` fills in the same
+    parameter.
     """
+
+    __slots__ = ("_launch", "_memory", "_most_blocks", "_placed", "_shares", "_turns", "_weights")
 
     def __init__(
         self, kernel: Kernel, most_blocks: int, placed: bool, *, weights: int, turns: PieceCounters, stream: int
@@ -201,7 +214,7 @@ class BatchRead:
         works: list[int] = []
         first = 0
         for address, elements, share, partials, result, base in tensors:
-            works += (address, partials, result + _PROBE_OFFSET, 0, elements, *share, first)
+            works += (address, partials, result + PROBE_OFFSET, 0, elements, *share, first)
             if self._placed:
                 works += (base, 0)
             first += share[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,16 @@ from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
 from tensortap.frameworks.torch.tensors import NAMES
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PARTIAL_BYTES, BatchRead, Gpu, PartPlan, PieceCounters, ReadPlan
+from tensortap.kernels.cuda.gpu import (
+    MOST_TOGETHER,
+    PARTIAL_BYTES,
+    PROBE_OFFSET,
+    BatchRead,
+    Gpu,
+    PartPlan,
+    PieceCounters,
+    ReadPlan,
+)
 from tensortap.kernels.cuda.layout import Layout
 from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
@@ -71,7 +80,7 @@ class WaitingTensor:
 class Lane:
     """The memory of one stream. Everything runs in the stream's order, so memory is reused without waiting.
 
-    `native/deferred.h` does what `submit_deferred` does.
+    `native/deferred.h` does what `submit_deferred` does, and `native/launches.h` what `_read_waiting` does.
     """
 
     __slots__ = (
@@ -100,6 +109,7 @@ class Lane:
         "_weights",
         "_weights_at",
         "device",
+        "read_waiting",
     )
 
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
@@ -108,6 +118,8 @@ class Lane:
         self._weights = weights
         self._weights_at = weights.data_ptr()
         self.device = device
+        self.read_waiting: Callable[[Lane], bool] = lambda _: False
+        """Does what `_read_waiting` does, if it can, and returns whether it did."""
         self._stream = stream
         self._partials = new_bytes(_PARTIALS, device=device)
         self._partials_at = self._partials.data_ptr()
@@ -280,7 +292,7 @@ class Lane:
         self._due = min((one.due for one in waiting), default=self._seen + self._most_waiting)
 
     def _read_waiting(self) -> None:
-        if (batch := self._batch) is None:  # then nothing waits either
+        if (batch := self._batch) is None or self.read_waiting(self):  # without a batch, nothing waits either
             return
         batch.missed.update(self._waiting)  # until they are read: an interrupt may come at any moment
         waiting, self._waiting = self._waiting, {}
@@ -379,9 +391,11 @@ class Lane:
             self._used = 0
 
 
-def limits() -> tuple[int, int, int]:
-    """Return the bytes from which a tensor is read alone, the tensors of a launch and the results of a batch."""
-    return TOO_LARGE, MOST_TOGETHER, SLOTS
+def limits() -> tuple[int, ...]:
+    """Return the bytes from which a tensor is read alone, the tensors of a launch and the results of a batch; the bytes
+    of a partial result and of a result, where its probe is, and the tensors whose partial results are added up at once.
+    """
+    return TOO_LARGE, MOST_TOGETHER, SLOTS, PARTIAL_BYTES, RESULT.itemsize, PROBE_OFFSET, MOST_FINISHED
 
 
 def _stream(raw: int, device: torch.device) -> Any:

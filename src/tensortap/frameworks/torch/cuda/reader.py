@@ -34,7 +34,7 @@ from tensortap.frameworks.torch.cuda.lane import Lane, WaitingTensor, limits
 from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
 from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
-from tensortap.kernels.cuda.gpu import Gpu
+from tensortap.kernels.cuda.gpu import BatchRead, Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
 from tensortap.kernels.cuda.parts import Part, part_of
 from tensortap.kernels.cuda.results import RESULT, columns
@@ -60,6 +60,7 @@ class CudaReader:
         "lock",
         "read_deferred",
         "read_many",
+        "read_waiting",
     )
 
     hold_tokens = StorageHold
@@ -76,6 +77,7 @@ class CudaReader:
         """Reads of one stream at a time, because records have an order."""
         self.read_deferred: ReadDeferred = lambda *_: None
         self.read_many: Callable[[DeferredReads], None] = lambda _: None
+        self.read_waiting: Callable[[Lane], bool] = lambda _: False
         self._reading = False
         """Whether deferred reads are running."""
         self._address = 0
@@ -232,6 +234,7 @@ class CudaReader:
 
     def _new_lane(self, index: int, stream: int) -> Lane:
         lane = self._lanes[index, stream] = self._open_lane(index, stream)
+        lane.read_waiting = self.read_waiting
         if len(self._lanes) != len(self._gpus) and self._one_stream:
             self._one_stream = False
             self._flush()  # includes what was deferred before
@@ -299,7 +302,7 @@ class CudaReader:
 
     @property
     def native_reads(self) -> NativeReads | None:
-        classes = CudaReader, DeferredReads, Lane, Batch, CudaTicket, WaitingTensor
+        classes = CudaReader, DeferredReads, Lane, Batch, BatchRead, CudaTicket, WaitingTensor
         return NativeReads(classes, torch._C, limits())
 
     def close(self) -> None:

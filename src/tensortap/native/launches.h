@@ -1,0 +1,221 @@
+/* Launches that read several tensors on a CUDA device: `Lane._read_waiting` with `BatchRead.read`, for tensors that have not
+   changed, of sizes and dtypes that were read before. */
+
+#pragma once
+
+#include "common.h"
+
+#define MOST_WORKS 64
+#define WORKS_BYTES 32
+#define WORK_BYTES 56
+#define PLACED_WORK_BYTES 64
+
+/* See `kernels.cuda.gpu` and `frameworks.torch.cuda.lane`; `configure_device` sets them. */
+static long long most_together, partial_bytes, result_bytes, probe_offset, most_finished;
+
+/* One tensor of a launch. All objects are borrowed from the lane, which holds them. */
+typedef struct {
+    PyObject *number, *dtype, *together;
+    long long number_there, elements, address, came, base, pieces, batches, longer;
+} Work;
+
+/* Read a waiting tensor into a work, if it has not changed. */
+static int find_work(PyObject *number_there, PyObject *waiting, Work *work)
+{
+    if (!IS(WaitingTensor, waiting)) {
+        return 0;
+    }
+    PyObject *tensor = GET(WaitingTensor, waiting, tensor);
+    long long address;
+    int is = has(tensor, s__version, GET(WaitingTensor, waiting, version));
+    if (is < 1 || address_of(tensor, &address)) {
+        return is < 1 ? is : -1;
+    }
+    if ((work->dtype = PyObject_GetAttr(tensor, s_dtype)) == NULL) {
+        return -1;
+    }
+    Py_DECREF(work->dtype); /* torch holds it for ever */
+    work->number = number_there;
+    work->together = NULL;
+    if (get_count(number_there, &work->number_there) || get_count(GET(WaitingTensor, waiting, address), &work->address) ||
+        get_count(GET(WaitingTensor, waiting, elements), &work->elements) ||
+        get_count(GET(WaitingTensor, waiting, came), &work->came) ||
+        get_count(GET(WaitingTensor, waiting, base), &work->base)) {
+        return -1;
+    }
+    return work->address == address;
+}
+
+/* Find how a tensor is divided; see `BatchRead.shared_out`. */
+static int find_share(Work *work)
+{
+    PyObject *elements = PyLong_FromLongLong(work->elements);
+    PyObject *share = elements == NULL ? NULL : PyDict_GetItemWithError(GET(BatchRead, work->together, _shares), elements);
+    Py_XDECREF(elements);
+    if (share == NULL || !PyTuple_Check(share) || PyTuple_GET_SIZE(share) != 3) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    return get_count(PyTuple_GET_ITEM(share, 0), &work->pieces) || get_count(PyTuple_GET_ITEM(share, 1), &work->batches) ||
+                   get_count(PyTuple_GET_ITEM(share, 2), &work->longer)
+               ? -1
+               : 1;
+}
+
+/* Find the launch of all works of one dtype, of which this is the first. */
+static int find_launch(PyObject *lane, Work *first, const Work *end)
+{
+    int placed = 0;
+    for (Work *work = first; work < end; work++) {
+        placed |= work->dtype == first->dtype && work->base;
+    }
+    PyObject *key = PyTuple_Pack(2, first->dtype, placed ? Py_True : Py_False);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(GET(Lane, lane, _together), key);
+    Py_XDECREF(key);
+    if (found == NULL || !IS(BatchRead, found)) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    for (Work *work = first; work < end; work++) {
+        if (work->dtype == first->dtype) {
+            work->together = found;
+        }
+    }
+    return 1;
+}
+
+/* The works of one launch follow each other. Small pieces come last, so that the launch ends evenly, and otherwise the newest
+   tensor first: it may still be cached. */
+static int compare_works(const void *left, const void *right)
+{
+    const Work *a = left, *b = right;
+    if (a->together != b->together) {
+        return a->together < b->together ? -1 : 1;
+    }
+    if (a->batches != b->batches) {
+        return a->batches > b->batches ? -1 : 1;
+    }
+    if (a->came != b->came) {
+        return a->came > b->came ? -1 : 1;
+    }
+    return a->number_there > b->number_there ? -1 : 1;
+}
+
+/* Fill in the parameter of a launch, and note where its partial results will be. */
+static int write_works(PyObject *lane, PyObject *batch, const Work *works, Py_ssize_t count, long long used, char *memory)
+{
+    PyObject *together = works->together, *pending = GET(Lane, lane, _pending);
+    int placed = GET(BatchRead, together, _placed) == Py_True;
+    long long partials, results, weights, now, next, pieces = 0;
+    PyObject *counters = PyObject_CallMethodNoArgs(GET(BatchRead, together, _turns), s_begin);
+    int failed = counters == NULL || !PyTuple_Check(counters) || PyTuple_GET_SIZE(counters) != 2 ||
+                 get_count(PyTuple_GET_ITEM(counters, 0), &now) || get_count(PyTuple_GET_ITEM(counters, 1), &next) ||
+                 get_count(GET(Lane, lane, _partials_at), &partials) || get_count(GET(Batch, batch, _address), &results) ||
+                 get_count(GET(BatchRead, together, _weights), &weights);
+    Py_XDECREF(counters);
+    char *at = memory + WORKS_BYTES;
+    for (const Work *work = works; !failed && work < works + count; work++) {
+        uint64_t wide[5] = {work->address, partials + (used + pieces) * partial_bytes,
+                            results + work->number_there * result_bytes + probe_offset, 0, work->elements};
+        uint32_t narrow[6] = {work->pieces, work->batches, work->longer, pieces, work->base, 0};
+        memcpy(at, wide, sizeof wide);
+        memcpy(at + sizeof wide, narrow, placed ? 24 : 16);
+        at += placed ? PLACED_WORK_BYTES : WORK_BYTES;
+        long long row[4] = {used + pieces, work->pieces, work->number_there, 0};
+        for (int i = 0; !failed && i < 4; i++) {
+            PyObject *value = PyLong_FromLongLong(row[i]);
+            failed = value == NULL || PyList_Append(pending, value);
+            Py_XDECREF(value);
+        }
+        pieces += work->pieces;
+    }
+    uint64_t first = weights, counted[2] = {now, next};
+    uint32_t counts[2] = {count, pieces};
+    memcpy(memory, &first, 8);
+    memcpy(memory + 8, counts, 8);
+    memcpy(memory + 16, counted, 16);
+    return failed || put_count(&GET(Lane, lane, _used), used + pieces) ? -1 : 0;
+}
+
+static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_ssize_t count)
+{
+    PyObject *together = works->together, *missed = GET(Batch, batch, missed);
+    long long used, most, pieces = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        pieces += works[i].pieces;
+    }
+    if (get_count(GET(Lane, lane, _used), &used) || get_count(GET(Lane, lane, _most), &most)) {
+        return -1;
+    }
+    if (used + pieces > most || PyList_GET_SIZE(GET(Lane, lane, _pending)) + 4 * count > 4 * most_finished) {
+        if (effect(PyObject_CallMethodOneArg(lane, s__finish, batch)) || get_count(GET(Lane, lane, _used), &used)) {
+            return -1;
+        }
+    }
+    Py_buffer memory;
+    if (PyObject_GetBuffer(GET(BatchRead, together, _memory), &memory, PyBUF_WRITABLE)) {
+        return -1;
+    }
+    Py_ssize_t each = GET(BatchRead, together, _placed) == Py_True ? PLACED_WORK_BYTES : WORK_BYTES;
+    int failed = used + pieces > most || WORKS_BYTES + count * each > memory.len;
+    if (failed) {
+        PyErr_SetString(PyExc_AssertionError, "far fewer bytes than that wait at a time");
+    }
+    failed = failed || write_works(lane, batch, works, count, used, memory.buf) ||
+             effect(PyObject_CallNoArgs(GET(BatchRead, together, _launch))) ||
+             effect(PyObject_CallMethodNoArgs(GET(BatchRead, together, _turns), s_end));
+    PyBuffer_Release(&memory);
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        failed = PySet_Discard(missed, works[i].number) < 0;
+    }
+    return failed ? -1 : 0;
+}
+
+/* Read everything that waits, if nothing about it is unusual. */
+static int launch_waiting(PyObject *lane)
+{
+    PyObject *batch = GET(Lane, lane, _batch), *waiting = GET(Lane, lane, _waiting), *number_there, *one;
+    Work works[MOST_WORKS];
+    Py_ssize_t count = 0, at = 0, total = PyDict_GET_SIZE(waiting);
+    int is = 1;
+    if (core == NULL || !IS(Batch, batch) || total > most_together || total > MOST_WORKS) {
+        return 0;
+    }
+    while (is == 1 && PyDict_Next(waiting, &at, &number_there, &one)) {
+        is = find_work(number_there, one, &works[count++]);
+    }
+    for (Py_ssize_t i = 0; is == 1 && i < count; i++) {
+        is = works[i].together == NULL ? find_launch(lane, &works[i], works + count) : 1;
+        is = is == 1 ? find_share(&works[i]) : is;
+    }
+    if (is < 1 || !count) {
+        return is;
+    }
+    qsort(works, count, sizeof *works, compare_works);
+    PyObject *empty = PyDict_New();
+    int failed = empty == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) { /* until they are read: an interrupt may come at any moment */
+        failed = PySet_Add(GET(Batch, batch, missed), works[i].number) < 0;
+    }
+    if (failed) {
+        Py_XDECREF(empty);
+        return -1;
+    }
+    Py_INCREF(waiting);
+    Py_INCREF(batch);
+    put(&GET(Lane, lane, _waiting), empty);
+    Py_DECREF(empty);
+    for (Py_ssize_t first = 0, next; !failed && first < count; first = next) {
+        for (next = first; next < count && works[next].together == works[first].together;) {
+            next++;
+        }
+        failed = launch_works(lane, batch, works + first, next - first);
+    }
+    Py_DECREF(waiting);
+    Py_DECREF(batch);
+    return failed ? -1 : 1;
+}
+
+static PyObject *read_waiting(PyObject *module, PyObject *lane)
+{
+    int done = IS(Lane, lane) ? launch_waiting(lane) : 0;
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
