@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensortap.capture.tree import ModuleAlias, Site
@@ -37,6 +37,8 @@ class CoverageBook:
         self._expects_gradient = not set(GRADIENT_KINDS).isdisjoint(kinds)
         self._frozen = set(frozen)
         self._notices: dict[str, None] = {}
+        self._repeated: tuple[Mapping[str, tuple[int, int, int]], int] = {}, 0
+        """What a step added that has repeated itself since, and how often that is not yet counted."""
         self.changed = True
         self.captured_steps = 0
         self.sees_inside = False
@@ -60,13 +62,33 @@ class CoverageBook:
         entry.calls += 1
         entry.without_autograd += not autograd
 
-    def count(self, name: str, calls: int, without_autograd: int, gradients: int) -> None:
-        """Add the calls and gradients of a whole step."""
-        if (entry := self._entries.get(name)) is not None:
-            self.changed = self.changed or (calls > 0 and not entry.calls) or (gradients > 0 and not entry.gradients)
-            entry.calls += calls
-            entry.without_autograd += without_autograd
-            entry.gradients += gradients
+    def count_step(self, counts: Mapping[str, tuple[int, int, int]]) -> None:
+        """Add the calls, the calls without autograd and the gradients of a whole step, by module.
+
+        Steps that repeat the one before, with the same object, are counted later, all at once.
+        """
+        known, times = self._repeated
+        if counts is known:
+            self._repeated = counts, times + 1
+        else:
+            self._count_repeated()
+            self._count(counts, 1)
+            self._repeated = counts, 0
+
+    def _count_repeated(self) -> None:
+        counts, times = self._repeated
+        self._repeated = counts, 0
+        if times:
+            self._count(counts, times)
+
+    def _count(self, counts: Mapping[str, tuple[int, int, int]], times: int) -> None:
+        for name, (calls, without_autograd, gradients) in counts.items():
+            if (entry := self._entries.get(name)) is not None:
+                newly = (calls > 0 and not entry.calls) or (gradients > 0 and not entry.gradients)
+                self.changed = self.changed or newly
+                entry.calls += calls * times
+                entry.without_autograd += without_autograd * times
+                entry.gradients += gradients * times
 
     def evaluated(self, name: str) -> None:
         """Take note of a call in an evaluation that is recorded."""
@@ -109,6 +131,7 @@ class CoverageBook:
         return list(self._notices)
 
     def rows(self) -> list[Coverage]:
+        self._count_repeated()
         rows = [self._row(entry) for entry in self._entries.values()]
         rows += [
             Coverage(

@@ -248,4 +248,6 @@ def new_follower(
     """Return a follower, the quickest that there is."""
     if not framework.plain_tensors or (native := native_classes.load()) is None:
         return Follower(framework, work, kinds, arguments)
+    if (hooks := framework.native_hooks) is not None:
+        native.configure_hooks(*hooks)
     return cast(Follower, native.Follower(framework, work, kinds, arguments))

@@ -11,6 +11,7 @@ from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.selection import Selection
 from tensortap.capture.tree import Site, Tree
+from tensortap.capture.unchanged import identify_values
 from tensortap.capture.watcher import Watcher
 from tensortap.frameworks.base import Framework
 
@@ -51,7 +52,7 @@ class ModelChanges:
         """Compiled wrappers that are not part of the model, by the id of the module that each wraps."""
         self._compiled: set[int] = set()
         """Ids of modules whose wrapper has been called."""
-        self._signatures = self._take_signatures()
+        self._containers, self._known = self._take_signatures()
         self.compiled: Callable[[list[Site]], None] = lambda _: None
         """Called with the watched sites after one of them was compiled."""
 
@@ -78,7 +79,7 @@ class ModelChanges:
             self.refresh()
 
     def _has_changed(self) -> bool:
-        return any(self._framework.signature(module) != known for module, known in self._signatures)
+        return bool(self._signatures(self._containers) != self._known)
 
     def refresh(self) -> None:
         """Walk the model again, and hook what has changed."""
@@ -87,7 +88,7 @@ class ModelChanges:
         before = {site.name: site for site in self._tree.sites}
         chosen = [s for s in tree.sites if self._selection.wants_module(s.name, s.cls, s.owner)]
         self._tree = tree
-        self._signatures = self._take_signatures()
+        self._containers, self._known = self._take_signatures()
         step = self._clock.step
         fresh = []
         for site in chosen:
@@ -114,10 +115,16 @@ class ModelChanges:
             return f"compiled at step {step}, and recorded from outside since{unseen}"
         return ""
 
-    def _take_signatures(self) -> list[tuple[Any, Any]]:
+    def _take_signatures(self) -> tuple[list[Any], Any]:
+        """Return the containers, and what is equal as long as they contain the same modules."""
         modules = [each for site in self._tree.sites for each in (site.owner, site.module)]
-        known = {id(module): module for module in modules if self._framework.children(module)}
-        return [(module, self._framework.signature(module)) for module in known.values()]
+        containers = list({id(module): module for module in modules if self._framework.children(module)}.values())
+        return containers, self._signatures(containers)
+
+    def _signatures(self, containers: list[Any]) -> Any:
+        if self._framework.children_attribute is not None:
+            return identify_values(containers, self._framework.children_attribute)
+        return [self._framework.signature(module) for module in containers]
 
     # --- what the framework reports; it runs in the user's own calls, so nothing may escape ----------------------
     def _changed(self, module: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.tree import Site
+from tensortap.capture.unchanged import identify_hooks
 from tensortap.core.records import display_name
 from tensortap.frameworks.base import Framework, GradientCallback, Remove
 
@@ -30,16 +31,20 @@ class OwnTensors:
         """Modules whose parameters are other tensors during a forward, which take hooks of their own then."""
         self.uninitialised = False
         """Whether a parameter took no hook, because it has no values before the first forward."""
+        self._hooked: Hashable | None = None
+        """Identifies the parameters and their hooks, after all of them were placed."""
 
     def choose(self, sites: Sequence[Site]) -> None:
         """List the tensors of these modules from now on."""
         self._sites, self._owners = list(sites), [site.owner for site in sites]
         self._callbacks.clear()
+        self._hooked = None
 
     def report(self, hook_of: Callable[[Site, str], GradientCallback]) -> None:
         """Call `hook_of(module, name)` for each parameter, and what it returns with each gradient of that one."""
         self._hook_of = hook_of
         self._callbacks.clear()
+        self._hooked = None
 
     def of(self, kind: str) -> list[tuple[Site, str, Any]]:
         """Return all tensors of kind param or buffer, a shared one under its first name."""
@@ -61,6 +66,10 @@ class OwnTensors:
 
     def hook_all(self) -> None:
         """Place the hooks that are missing, and remove those on parameters that are gone."""
+        owners = list(self._owners)
+        if self._hooked is not None and self._hooked == identify_hooks(self._framework, owners):
+            return
+        self._hooked = None
         self.uninitialised = False
         gone = set(self._placed)  # an interrupt must not lose one
         for site, name, parameter in self.of("param"):
@@ -70,6 +79,13 @@ class OwnTensors:
             self.hook(site, name, parameter)
         for owner in gone:
             self._placed.pop(owner)()
+        hooked = None if self.replaced or self.uninitialised else identify_hooks(self._framework, owners)
+        self._hooked = hooked if hooked is not None and self._all_current() else None
+
+    def _all_current(self) -> bool:
+        """Return whether the framework can tell that every hook is still there."""
+        placed = [(parameter, self._placed.get((site.name, name))) for site, name, parameter in self.of("param")]
+        return all(remove is None or self._framework.hook_is_current(each, remove) for each, remove in placed)
 
     def hook(self, site: Site, name: str, parameter: Any) -> None:
         """Place a hook on one parameter, if it has none."""
@@ -90,3 +106,4 @@ class OwnTensors:
         for remove in self._placed.values():
             remove()
         self._placed.clear()
+        self._hooked = None

@@ -70,8 +70,7 @@ class PlannedWatcher(Watcher):
         if follower.following and (follower.at != len(follower.events) or follower.open):
             self._leave_plan()
         if follower.following:
-            for name, counts in self._counts.items():
-                self._book.count(name, *counts)
+            self._book.count_step(self._counts)
             follower.following = False
         elif self.armed:  # only the step right before is a plan: facts are written where they differ from it
             whole = self._log is not None and not self._logged_calls and not self._clock.reentrant

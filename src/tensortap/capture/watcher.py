@@ -16,6 +16,7 @@ from tensortap.capture.inside import InsideCalls
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
+from tensortap.capture.mode_remarks import ModeRemarks
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.operators import OperatorRecords
@@ -55,9 +56,8 @@ class Watcher:
         self._keep: dict[str, Keep] = {}
         self._own = OwnTensors(framework, book)
         names = frozenset(chosen)
+        self._remarks = ModeRemarks(framework, book)
         self._set_sites([site for site in tree.sites if site.name in names])
-        self._modes: dict[str, Any] = {}
-        """Training mode of each module when its remarks were last collected."""
         self._kinds = frozenset(selection.kinds)
         self._clock = clock
         self._book = book
@@ -208,6 +208,7 @@ class Watcher:
         }
         self._openers.setdefault("", (TemplateOpener(self._framework), TemplateOpener(self._framework)))
         self._chosen_sites = list(chosen)
+        self._remarks.choose(chosen)
         self._own.choose(chosen)
         for name in self._sites:
             if name not in self._keep:
@@ -270,7 +271,7 @@ class Watcher:
             if mode == "eval" and self.modes.recorded:
                 self._end_evaluation(site, output)
             if site.name == "":
-                self._collect_remarks()  # hooks may change how a module runs in eval mode
+                self._remarks.collect()  # hooks may change how a module runs in eval mode
             return None
         return self._after(site, output)
 
@@ -427,7 +428,7 @@ class Watcher:
         """Begin a step with a call of this module."""
         self.arm()
         if site.name != "":  # a program that calls parts of a model may change their mode before the step ends
-            self._collect_remarks()
+            self._remarks.collect()
 
     def _reached(self, opened: Opened) -> tuple[list[str], list[bool]]:
         """Return the paths of tensors, and whether autograd reaches each."""
@@ -467,7 +468,7 @@ class Watcher:
             self._seen_step = True
             self.step_seen(self._chosen_sites)
         if site.name == "":
-            self._collect_remarks()
+            self._remarks.collect()
             self.forward_ended()
         if idle and self._own.uninitialised:  # a lazy module has its parameters, and its final class, by now
             self._own.hook_all()
@@ -629,18 +630,6 @@ class Watcher:
         self._snapshot(call=0)
         if "param_grad" in self._kinds:
             self._own.hook_all()
-
-    def _collect_remarks(self) -> None:
-        """Collect remarks of modules whose mode has changed.
-
-        This runs for all modules after a forward. At each call it would take far longer, and at the start of a forward
-        a device may wait for it.
-        """
-        for site in self._chosen_sites:
-            mode = getattr(site.owner, "training", None)
-            if self._modes.get(site.name, self) is not mode:
-                self._modes[site.name] = mode
-                self._book.remark(site.name, self._framework.remarks(site.owner))
 
     def own_parameters(self) -> Sequence[tuple[Site, str, Any]]:
         """Return the parameters of the chosen modules, a shared one under its first name."""

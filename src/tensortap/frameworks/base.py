@@ -18,6 +18,7 @@ from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.hooks import NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = [
@@ -118,6 +119,10 @@ class ModelStructure(Protocol):
     def compiled(self, module: Any) -> bool:
         """Return whether calling this module runs a compiled graph, inside which hooks do not run."""
 
+    @property
+    def children_attribute(self) -> str | None:
+        """Attribute of modules that is a dictionary of their children, if that is all that `signature` depends on."""
+
     def signature(self, module: Any) -> Hashable:
         """Return a value that changes if children are added, removed or replaced. Runs for each container in a step."""
 
@@ -134,6 +139,14 @@ class ModelStructure(Protocol):
 
     def parameters(self, module: Any) -> Sequence[tuple[str, Any]]:
         """Return the module's own parameters, without those of its children."""
+
+    @property
+    def parameters_attribute(self) -> str | None:
+        """Attribute of modules that is a dictionary of their parameters; None if there is none."""
+
+    @property
+    def hooks_attribute(self) -> str | None:
+        """Attribute of parameters that is None or a dictionary of their hooks by number; None if there is none."""
 
     def parameters_of(self, modules: Sequence[Any]) -> Sequence[tuple[int, str, Any]]:
         """Return the parameters of many modules, each with the index of its module. Runs at the start of every step."""
@@ -153,6 +166,10 @@ class Hooks(Protocol):
 
     def on_call(self, module: Any, before: BeforeCall, after: AfterCall) -> Remove:
         """Call back around every call, also one that raises. Copies of the module do not report."""
+
+    @property
+    def native_hooks(self) -> NativeHooks | None:
+        """What the C code needs to run the hooks of `on_call`; None if only Python can."""
 
     def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         """Call back when this tensor's gradient is known. Return None if the tensor takes no part in autograd."""

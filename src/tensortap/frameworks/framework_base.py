@@ -15,6 +15,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, HostMemory, Identity, Remove
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.hooks import NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["FrameworkBase"]
@@ -171,6 +172,13 @@ class FrameworkBase:
         return {id(tensor): self.version(tensor) for tensor in tensors}
 
     plain_tensors: Collection[type] = frozenset()
+    children_attribute: str | None = None
+    parameters_attribute: str | None = None
+    hooks_attribute: str | None = None
+
+    @property
+    def native_hooks(self) -> NativeHooks | None:
+        return None
 
     def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
         return None

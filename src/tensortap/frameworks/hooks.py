@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "GRAPH_HOOK",
     "MODULE_NUMBER",
     "CallHook",
     "Detour",
+    "NativeHooks",
     "innermost",
     "innermost_optimizer",
     "is_own_hook",
@@ -57,6 +58,18 @@ class CallHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (nullcontext.__exit__, None)  # takes any arguments, does nothing and returns None
+
+
+class NativeHooks(NamedTuple):
+    """What the C code for hooks on modules uses of a framework."""
+
+    begins: type[CallHook]
+    """The hook before a call; its `__call__` takes the module, positional and keyword arguments."""
+    ends: type[CallHook]
+    """The hook after a call; its `__call__` takes the output, too."""
+    flags: Mapping[str, Any]
+    flag: str
+    """Name of the entry of `flags` that is True while a graph is being traced."""
 
 
 class Detour:

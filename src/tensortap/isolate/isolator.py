@@ -147,7 +147,7 @@ class Isolator(Watcher):
     def _replace_outputs(self, site: Site, output: Any) -> Any:
         call = self._clock.leave(site.name)
         if site.name == "":
-            self._collect_remarks()
+            self._remarks.collect()
         if call is None or site.name not in self._sites:
             return None
         opened = open_value(output, self._framework.is_tensor)

@@ -13,12 +13,12 @@
 #define MOST_PLAIN 8
 
 #define NAMES(X)                                                                                                       \
-    X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
+    X(__dict__) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
     X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_register_hook_dict) X(get_device)       \
     X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
     X(_run_deferred) X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(clear) X(data_ptr)    \
-    X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
+    X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
     X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
     X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
     X(requires_grad) X(shape) X(state) X(storage_offset) X(summary) X(take) X(untyped_storage) X(values)    \

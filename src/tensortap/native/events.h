@@ -7,7 +7,7 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient;
+    PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient, *graph_task;
     PyObject *partial;
     PyObject *guard, *lock;
     PyObject *take, *hooks, *step;
@@ -65,6 +65,18 @@ static int returns(PyObject *function, PyObject *expected)
     }
     Py_DECREF(now);
     return now == expected;
+}
+
+/* Whether a backward runs, as planned. `graph_task` is torch's function, and -1 its result outside of one. */
+static int recomputes_as(Follower *self, PyObject *expected)
+{
+    if (self->graph_task == NULL) {
+        return returns(self->recomputing, expected);
+    }
+    PyObject *task = PyObject_CallNoArgs(self->graph_task);
+    long number_now = task == NULL ? -1 : PyLong_AsLong(task);
+    Py_XDECREF(task);
+    return number_now == -1 && PyErr_Occurred() ? -1 : (number_now != -1) == (expected == Py_True);
 }
 
 /* Whether autograd reaches each tensor as planned. */
@@ -162,7 +174,7 @@ static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject
     Py_INCREF(call);
     Py_INCREF(template);
     if ((is = returns(self->records_gradients, autograd)) < 1 ||
-        (is = returns(self->recomputing, GET(PlannedCall, planned, recomputing))) < 1) {
+        (is = recomputes_as(self, GET(PlannedCall, planned, recomputing))) < 1) {
         result = is;
         goto done;
     }

@@ -110,6 +110,9 @@ static int Follower_init(Follower *self, PyObject *args, PyObject *kwargs)
         read_plain(&self->plain, framework)) {
         return -1;
     }
+    if ((self->graph_task = PyObject_GetAttr(framework, s_graph_task)) == NULL) {
+        PyErr_Clear(); /* another framework */
+    }
     PyObject *outputs = PyUnicode_FromString("grad_output"), *inputs = PyUnicode_FromString("grad_input");
     int watches_outputs = outputs == NULL ? -1 : PySequence_Contains(kinds, outputs);
     int watches_inputs = inputs == NULL ? -1 : PySequence_Contains(kinds, inputs);

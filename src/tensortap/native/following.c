@@ -11,12 +11,17 @@
 
    The functions return 1 (done), 0 (not done, nothing changed) or -1 (a Python exception is set). */
 
-#include "hooks.h"
+#include "module_hooks.h"
+#include "unchanged.h"
 
 static PyMethodDef functions[] = {
     {"configure", configure, METH_O, "Take the classes whose objects are used, by name."},
+    {"configure_hooks", configure_hooks, METH_VARARGS,
+     "Take the classes of module hooks, and a dictionary and name of the flag that a graph is being traced."},
     {"configure_device", configure_device, METH_VARARGS,
      "Take classes, the module torch._C and limits, for reads on a device."},
+    {"changed_items", changed_items, METH_O, "Return the places of the watched items that have changed."},
+    {"identify_values", identify_values, METH_VARARGS, "Identify the values of an attribute of several objects."},
     {"read_waiting", read_waiting, METH_O, "Read the waiting tensors of a lane; return whether that was done."},
     {"read_many", read_many, METH_VARARGS, "Run deferred reads, up to the first that is unusual."},
     {NULL},

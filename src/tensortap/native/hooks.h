@@ -32,21 +32,19 @@ static int add_seconds(PyObject *guard, double seconds)
     return 0;
 }
 
-static int follow(Hook *self, PyObject *args)
+static int follow(Hook *self, PyObject *const *args, Py_ssize_t count)
 {
     Follower *follower = self->follower;
-    Py_ssize_t count = PyTuple_GET_SIZE(args);
-    PyObject *first = count > 0 ? PyTuple_GET_ITEM(args, 0) : NULL;
+    PyObject *first = count > 0 ? args[0] : NULL;
     if (!follower->following) { /* another thread may have left the plan while this one waited */
         return 0;
     }
     switch (self->what) {
     case BEGIN:
-        if (count != 2 || !PyTuple_Check(first) || !PyDict_Check(PyTuple_GET_ITEM(args, 1)) ||
-            !PyList_GET_SIZE(follower->open)) {
+        if (count != 2 || !PyTuple_Check(first) || !PyDict_Check(args[1]) || !PyList_GET_SIZE(follower->open)) {
             return 0;
         }
-        return follow_begin(follower, self->first, first, PyTuple_GET_ITEM(args, 1));
+        return follow_begin(follower, self->first, first, args[1]);
     case END:
         return count == 1 ? follow_end(follower, self->first, first) : 0;
     case GRADIENT:
@@ -57,7 +55,7 @@ static int follow(Hook *self, PyObject *args)
 }
 
 /* Follow under the guard: one hook at a time, with its time added up and its errors handled. */
-static int follow_guarded(Hook *self, PyObject *args)
+static int follow_guarded(Hook *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *guard = self->follower->guard, *lock = self->follower->lock;
     if (GET(HookGuard, guard, listening) != Py_True) {
@@ -68,7 +66,7 @@ static int follow_guarded(Hook *self, PyObject *args)
     Py_INCREF(lock);
     int result = effect(PyObject_CallMethodNoArgs(lock, s_acquire)) ? -1 : 0;
     if (!result) {
-        result = follow(self, args);
+        result = follow(self, args, count);
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         int released = effect(PyObject_CallMethodNoArgs(lock, s_release));
@@ -97,10 +95,10 @@ static int follow_guarded(Hook *self, PyObject *args)
     return result;
 }
 
-static PyObject *Hook_call(Hook *self, PyObject *args, PyObject *kwargs)
+static PyObject *run_hook(Hook *self, PyObject *const *args, Py_ssize_t count, PyObject *kwargs)
 {
     if (self->follower->following && self->follower->guard != NULL) {
-        int done = follow_guarded(self, args);
+        int done = follow_guarded(self, args, count);
         if (done < 0) {
             return NULL;
         }
@@ -108,7 +106,7 @@ static PyObject *Hook_call(Hook *self, PyObject *args, PyObject *kwargs)
             Py_RETURN_NONE;
         }
     }
-    Py_ssize_t own = self->name == NULL ? 1 : 2, count = PyTuple_GET_SIZE(args);
+    Py_ssize_t own = self->name == NULL ? 1 : 2;
     PyObject *all = PyTuple_New(own + count);
     if (all == NULL) {
         return NULL;
@@ -120,13 +118,17 @@ static PyObject *Hook_call(Hook *self, PyObject *args, PyObject *kwargs)
         PyTuple_SET_ITEM(all, 1, self->name);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *given = PyTuple_GET_ITEM(args, i);
-        Py_INCREF(given);
-        PyTuple_SET_ITEM(all, own + i, given);
+        Py_INCREF(args[i]);
+        PyTuple_SET_ITEM(all, own + i, args[i]);
     }
     PyObject *result = PyObject_Call(self->careful, all, kwargs);
     Py_DECREF(all);
     return result;
+}
+
+static PyObject *Hook_call(Hook *self, PyObject *args, PyObject *kwargs)
+{
+    return run_hook(self, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), kwargs);
 }
 
 static int Hook_traverse(Hook *self, visitproc visit, void *arg)

@@ -2,19 +2,18 @@
 
 Attributes are read from the module's own dictionary. So no property and no `extra_repr` runs, which may be the user's
 code: what these show is an attribute of the module, too. All modules are checked once in each recorded step. A check
-compares the objects of the attributes found before by identity, half a microsecond for each module; only a module that
-changed is read again. Attributes of a `config` object are recorded of the first module that has it.
+compares the objects of the attributes found before by identity; only a module that changed is read again. Attributes of
+a `config` object are recorded of the first module that has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from operator import is_, itemgetter
 from typing import Any
 
 from tensortap.capture.tree import Site
+from tensortap.capture.unchanged import WatchedItems, changed_items
 from tensortap.core.arguments import written
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework
@@ -25,24 +24,6 @@ _MOST_ITEMS = 64
 _PLAIN = (bool, int, float, str, type(None))
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A dictionary, and its plain values when it was last read."""
-
-    of: Mapping[str, Any]
-    size: int
-    get: Callable[[Mapping[str, Any]], Any]
-    values: Sequence[Any]
-
-    def changed(self) -> bool:
-        if len(self.of) != self.size:
-            return True
-        try:
-            return not all(map(is_, self.get(self.of), self.values))
-        except KeyError:
-            return True
-
-
 class Attributes:
     """Notices which modules have other plain attributes than before."""
 
@@ -51,30 +32,52 @@ class Attributes:
         self._framework = framework
         self._note = note
         self._internal = frozenset(framework.internal_attributes())
-        self._watched: dict[str, list[_Watched]] = {}
+        self._sites: Sequence[Site] = ()
+        """The modules that were last checked."""
+        self._watched: list[WatchedItems] = []
+        self._owners: list[Site] = []
+        """The module of each of the watched items."""
         self._configs: dict[int, str] = {}
         """The module that a config object is recorded with, by id."""
 
     def check(self, sites: Sequence[Site]) -> None:
         """Read the modules that are new or have changed."""
-        for site in sites:
-            known = self._watched.get(site.name)
-            if known is None or known[0].of is not vars(site.owner) or any(each.changed() for each in known):
-                with suppress_errors():  # a module with a dictionary of its own kind
-                    self._read(site)
+        if sites is not self._sites:
+            known = {id(site) for site in self._owners}
+            fresh = [site for site in sites if id(site) not in known]
+            self._keep({id(site) for site in sites})
+        else:
+            changed = {id(self._owners[place]): self._owners[place] for place in changed_items(self._watched)}
+            if not changed:
+                return
+            fresh = list(changed.values())
+            self._keep({id(site) for site in self._owners} - changed.keys())
+        self._sites = sites
+        for site in fresh:
+            with suppress_errors():  # a module with a dictionary of its own kind
+                self._read(site)
+
+    def _keep(self, sites: Collection[int]) -> None:
+        """Watch no others than these modules, by id."""
+        kept = [place for place, site in enumerate(self._owners) if id(site) in sites]
+        self._watched = [self._watched[place] for place in kept]
+        self._owners = [self._owners[place] for place in kept]
 
     def _read(self, site: Site) -> None:
         own = vars(site.owner)
         found = dict(plain_items(own, self._framework, self._internal))
-        watched = [_watch(own, found)]
+        self._watch(site, site.owner, own, found)
         if (config := own.get("config")) is not None and self._configs.setdefault(id(config), site.name) == site.name:
             inside = config if type(config) is dict else getattr(config, "__dict__", None)
             if isinstance(inside, dict) and not self._framework.is_module(config):
                 plain = dict(plain_items(inside, self._framework))
-                watched.append(_watch(inside, plain))
+                self._watch(site, None, inside, plain)
                 found |= {f"config.{name}": value for name, value in plain.items()}
-        self._watched[site.name] = watched
         self._note(site.name, written(found.items(), self._framework.opaque_value))
+
+    def _watch(self, site: Site, owner: Any, of: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+        self._owners.append(site)
+        self._watched.append(WatchedItems(owner, of, len(of), tuple(plain), tuple(plain.values())))
 
 
 def plain_items(
@@ -93,10 +96,3 @@ def _is_plain(value: Any, framework: Framework) -> bool:
     if kind is tuple:
         return len(value) <= _MOST_ITEMS and all(type(each) in _PLAIN for each in value)
     return framework.opaque_value(value) is not None
-
-
-def _watch(values: Mapping[str, Any], plain: Mapping[str, Any]) -> _Watched:
-    if len(plain) < 2:  # itemgetter returns a tuple for two names or more
-        names = tuple(plain)
-        return _Watched(values, len(values), lambda now: [now[name] for name in names], tuple(plain.values()))
-    return _Watched(values, len(values), itemgetter(*plain), tuple(plain.values()))

@@ -6,7 +6,7 @@ step_grad. An error while facts are read costs these facts alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tensortap.capture.clock import Clock
@@ -14,6 +14,7 @@ from tensortap.capture.loop.attributes import Attributes
 from tensortap.capture.loop.random_states import RandomStates
 from tensortap.capture.loop.ties import tensor_names, ties
 from tensortap.capture.tree import Site, Tree
+from tensortap.capture.unchanged import identify_parameters
 from tensortap.core.arguments import written
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework
@@ -59,7 +60,8 @@ class LoopBook:
         self._settings: dict[str, Mapping[str, Any]] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         """Ids of the parameters of each group."""
-        self._tensors: tuple[int, ...] | None = None
+        self._tensors: Hashable = None
+        """Identifies the parameters of the modules."""
 
     def step_begins(self) -> None:
         """Note the random states, before the step's first forward."""
@@ -104,8 +106,7 @@ class LoopBook:
         self._note("attributes", module, value)
 
     def _note_ties(self, sites: Sequence[Site]) -> None:
-        owners = [site.owner for site in sites]
-        now = tuple(id(tensor) for _, _, tensor in self._framework.parameters_of(owners))
+        now = identify_parameters(self._framework, [site.owner for site in sites])
         if now != self._tensors:
             self._tensors = now
             self._note("ties", "", ties(self._framework, list(tensor_names(self._framework, self._tree))))

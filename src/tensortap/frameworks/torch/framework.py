@@ -16,7 +16,7 @@ from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, R
 from tensortap.frameworks.copies import plain_copies
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
-from tensortap.frameworks.hooks import CallHook, Detour
+from tensortap.frameworks.hooks import CallHook, Detour, NativeHooks
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
@@ -126,6 +126,8 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             or isinstance(module, torch.jit.ScriptModule)
         )
 
+    children_attribute = "_modules"
+
     def signature(self, module: torch.nn.Module) -> Hashable:
         return tuple(map(id, module._modules.values()))
 
@@ -139,6 +141,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
     def parameters(self, module: torch.nn.Module) -> Sequence[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
+
+    parameters_attribute = "_parameters"
+    hooks_attribute = "_backward_hooks"
 
     def parameters_of(self, modules: Sequence[torch.nn.Module]) -> Sequence[tuple[int, str, torch.Tensor]]:
         return [
@@ -187,6 +192,12 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         first = module.register_forward_pre_hook(begins, with_kwargs=True)
         last = module.register_forward_hook(ends, with_kwargs=True, always_call=True)
         return partial(_remove_all, (first.remove, last.remove, self._copies.hold()))
+
+    @property
+    def native_hooks(self) -> NativeHooks | None:
+        if vars(torch.compiler).get(_COMPILING_FLAG) is not False:  # an unknown version, or a graph is being traced
+            return None
+        return NativeHooks(_BeginHook, _EndHook, vars(torch.compiler), _COMPILING_FLAG)
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         return self._gradient_hooks.place(tensor, seen)
@@ -248,8 +259,10 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         function = getattr(state, "fn", None)
         return getattr(function, "value", function) == "fit"
 
+    graph_task = staticmethod(torch._C._current_graph_task_id)
+
     def recomputing(self) -> bool:
-        return torch._C._current_graph_task_id() != -1
+        return self.graph_task() != -1
 
     def inside_function(self) -> bool:
         return inside_function()
@@ -319,6 +332,7 @@ if TYPE_CHECKING:
 
 class _ModuleHook(CallHook):
     """A hook on a module. Its subclasses run twice for each call of a module, so all that they do is in one function.
+    `native/module_hooks.h` does the same where the interpreter calls them, and not a compiler.
 
     While a graph is compiled there are no values, and reading would break the graph.
     """
@@ -355,6 +369,7 @@ class _EndHook(_ModuleHook):
 
 
 _is_compiling = torch.compiler.is_compiling
+_COMPILING_FLAG = "_is_compiling_flag"
 
 
 def _remove_all(removers: Sequence[Remove]) -> None:

@@ -1,0 +1,74 @@
+/* The hooks on modules, from torch's call to what follows the plan, without a frame of the interpreter.
+
+   `_BeginHook.__call__` and `_EndHook.__call__` of `frameworks.torch.framework` stay Python functions, whose code a
+   compiler traces. Only what runs when the interpreter calls them is replaced. */
+
+#pragma once
+
+#include "hooks.h"
+
+static PyTypeObject *BeginHook, *EndHook;
+static Py_ssize_t CallHook__module, CallHook__report, CallHook__views;
+static PyObject *compiling_flags, *compiling_flag; /* the flag is in a dictionary, under this name */
+static vectorcallfunc interpret;                   /* runs a Python function */
+
+static PyObject *call_module_hook(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    PyObject *self = count > 0 ? args[0] : NULL;
+    int begins = self != NULL && IS(BeginHook, self);
+    if (names != NULL || self == NULL || count != (begins ? 4 : 5) || !(begins || IS(EndHook, self))) {
+        return interpret(function, args, flags, names);
+    }
+    PyObject *report = GET(CallHook, self, _report), *flag_now = PyDict_GetItemWithError(compiling_flags, compiling_flag);
+    Py_ssize_t views = PyObject_Length(GET(CallHook, self, _views));
+    if (flag_now != Py_False || views != 0 || !IS(HookType, report)) {
+        PyErr_Clear();
+        return interpret(function, args, flags, names);
+    }
+    if (PyLong_AsVoidPtr(GET(CallHook, self, _module)) != args[1]) {
+        Py_RETURN_NONE; /* the hook of a copy */
+    }
+    Py_INCREF(report);
+    PyObject *result = begins ? run_hook((Hook *)report, args + 2, 2, NULL) : run_hook((Hook *)report, args + 4, 1, NULL);
+    Py_DECREF(report);
+    return result;
+}
+
+static int replace_call(PyTypeObject *cls)
+{
+    PyObject *function = PyObject_GetAttrString((PyObject *)cls, "__call__");
+    if (function == NULL || !PyFunction_Check(function)) {
+        Py_XDECREF(function);
+        PyErr_Format(PyExc_TypeError, "%s.__call__ is not a function", cls->tp_name);
+        return -1;
+    }
+    PyFunctionObject *known = (PyFunctionObject *)function;
+    if (known->vectorcall != call_module_hook) {
+        interpret = known->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+        PyFunction_SetVectorcall(known, call_module_hook);
+#else
+        known->vectorcall = call_module_hook;
+#endif
+    }
+    Py_DECREF(function);
+    return 0;
+}
+
+static PyObject *configure_hooks(PyObject *module, PyObject *args)
+{
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &BeginHook, &PyType_Type, &EndHook, &PyDict_Type,
+                          &compiling_flags, &PyUnicode_Type, &compiling_flag)) {
+        return NULL;
+    }
+    Py_INCREF(BeginHook); /* all of them are held for ever */
+    Py_INCREF(EndHook);
+    Py_INCREF(compiling_flags);
+    Py_INCREF(compiling_flag);
+    if (find_field(BeginHook, "_module", &CallHook__module) || find_field(BeginHook, "_report", &CallHook__report) ||
+        find_field(BeginHook, "_views", &CallHook__views) || replace_call(BeginHook) || replace_call(EndHook)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
