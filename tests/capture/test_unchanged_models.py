@@ -1,4 +1,4 @@
-"""What shows that a model is as it was: in C and in Python, any change of parameters, hooks or attributes is noticed."""
+"""Whether a model is as it was: any change of parameters, hooks or attributes is noticed, in C and in Python."""
 
 from __future__ import annotations
 
