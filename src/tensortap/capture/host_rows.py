@@ -143,8 +143,8 @@ class HostRows:
         parts = self, *self._others
         summaries = [rows._summaries() for rows in parts]
         columns = {name: np.concatenate([each[name] for each in summaries]) for name in summaries[0]}
-        columns |= self._repeated.of_slots([slot for rows in parts for slot in rows.entries.slots])
-        columns |= self._repeated.of_tensors([kind for rows in parts for kind in rows.entries.kinds])
+        columns |= self._repeated.of_slots(*(rows.entries.slots for rows in parts))
+        columns |= self._repeated.of_tensors(*(rows.entries.kinds for rows in parts))
         return {**columns, **no_locations(len(self))}
 
     def _summaries(self) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,31 @@ class RepeatedColumns:
         self._kinds: tuple[Sequence[str], Sequence[tuple[int, ...]]] = (), ()
         self._kind_columns: Mapping[str, Any] = {}
 
-    def of_slots(self, slots: Sequence[RecordSlot]) -> Mapping[str, Any]:
-        """Return the columns of what slots say."""
+    def of_slots(self, *steps: Sequence[RecordSlot]) -> Mapping[str, Any]:
+        """Return the columns of what the slots of some steps say."""
+        return _joined([self._of_slots(slots) for slots in steps])
+
+    def of_tensors(self, *steps: Sequence[TensorKind]) -> Mapping[str, Any]:
+        """Return the columns of dtypes and shapes, by the kinds of tensors of some steps."""
+        return _joined([self._of_tensors(kinds) for kinds in steps])
+
+    def of_kinds(self, *steps: tuple[Sequence[str], Sequence[tuple[int, ...]]]) -> Mapping[str, Any]:
+        """Return the columns of the dtypes and shapes of some steps."""
+        return _joined([self._of_kinds(*kinds) for kinds in steps])
+
+    def _of_slots(self, slots: Sequence[RecordSlot]) -> Mapping[str, Any]:
         if slots != self._slots:
             self._slot_columns = {name: _arrow(column) for name, column in slot_values(slots).items()}
             self._slots = slots
         return self._slot_columns
 
-    def of_tensors(self, kinds: Sequence[TensorKind]) -> Mapping[str, Any]:
-        """Return the columns of dtypes and shapes, by the kinds of tensors."""
+    def _of_tensors(self, kinds: Sequence[TensorKind]) -> Mapping[str, Any]:
         if kinds != self._tensors:
             self._tensors = kinds
-            self._tensor_columns = self.of_kinds([kind.name for kind in kinds], [kind.shape for kind in kinds])
+            self._tensor_columns = self._of_kinds([kind.name for kind in kinds], [kind.shape for kind in kinds])
         return self._tensor_columns
 
-    def of_kinds(self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Mapping[str, Any]:
-        """Return the columns of dtypes and shapes."""
+    def _of_kinds(self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Mapping[str, Any]:
         if (dtypes, shapes) != self._kinds:
             offsets = np.cumsum([0, *map(len, shapes)], dtype=np.int32)
             sizes = pa.array([size for shape in shapes for size in shape], pa.int64())
@@ -62,6 +72,17 @@ def slot_values(slots: Sequence[RecordSlot]) -> dict[str, list[Any]]:
 def no_locations(count: int) -> dict[str, Any]:
     """Return the columns of rows whose tensors are not kept."""
     return {name: pa.nulls(count, kind) for name, kind in _LOCATION.items()}
+
+
+def _joined(steps: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the columns of several steps, one after the other."""
+    if len(steps) == 1:
+        return steps[0]
+    columns = {name: [each[name] for each in steps] for name in steps[0]}
+    return {
+        name: pa.concat_arrays(parts) if all(isinstance(part, pa.Array) for part in parts) else [*chain(*parts)]
+        for name, parts in columns.items()
+    }
 
 
 def _arrow(values: list[Any]) -> Any:

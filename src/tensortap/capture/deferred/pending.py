@@ -8,7 +8,7 @@ then soon traverses everything that the program holds. So there are columns of n
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class PendingRows:
         "_held",
         "_locations",
         "_numbers",
+        "_others",
         "_placements",
         "_repeated",
         "_repeats",
@@ -87,9 +88,11 @@ class PendingRows:
         """Rows that are dropped if their digest is that of another row."""
         self._sealed = False
         """Whether the rows were passed on, so that nothing is added any more."""
+        self._others: Sequence[PendingRows] = ()
+        """Rows of later steps that are written with these."""
 
     def __len__(self) -> int:
-        return len(self.tickets)
+        return sum(len(rows.tickets) for rows in (self, *self._others))
 
     def location(self, row: int | None) -> Location | None:
         return self._locations.get(row) if row is not None else None
@@ -149,32 +152,31 @@ class PendingRows:
         """Whether the rows may stay in memory: not while a trial in them decides over deferring a slot."""
         return all(slot.decided for slot, _ in self._second_reads.values())
 
-    gathers = False
+    @property
+    def gathers(self) -> bool:
+        return self.may_wait and not self._locations and not self._repeats and self._alarm is None
 
     def join(self, others: Sequence[Any]) -> None:
-        raise NotImplementedError("its results are on a device, in the memory of one step")
+        self._others = others
 
     def arrive(self) -> None:
         self.device_reader.wait(self.tickets)
 
     def columns(self) -> Mapping[str, Any]:
         """Wait for the device, and return the complete rows by column."""
-        found, unchanged, missed = self.device_reader.collect(self.tickets)
+        steps = self, *self._others
+        found, unchanged, missed = self.device_reader.collect([ticket for rows in steps for ticket in rows.tickets])
         self._compare_second_reads(found["digest"], unchanged)
         missed = {*missed, *self._equal_rows(found["digest"], missed)}
         columns: dict[str, Any] = dict(found)
-        columns |= self._repeated.of_slots(self._slots)
-        columns |= self._repeated.of_kinds(self._dtypes, self._shapes)
-        columns["step"], columns["seq"] = self._steps, self._seqs
-        if any(placement is not None for placement in self._placements):
-            columns["placement"] = self._placements
-        tensors: list[int] = []
-        for row, (before, same) in enumerate(zip(self._before, unchanged, strict=True)):
-            if row in missed:
-                tensors.append(-1)
-            else:
-                tensors.append(tensors[before] if same and before is not None else next(self._numbers))
-        columns["tensor"] = tensors
+        columns |= self._repeated.of_slots(*(rows._slots for rows in steps))
+        columns |= self._repeated.of_kinds(*((rows._dtypes, rows._shapes) for rows in steps))
+        columns["step"] = [step for rows in steps for step in rows._steps]
+        columns["seq"] = [seq for rows in steps for seq in rows._seqs]
+        placements = [placement for rows in steps for placement in rows._placements]
+        if any(placement is not None for placement in placements):
+            columns["placement"] = placements
+        columns["tensor"] = self._tensor_numbers(unchanged, missed)
         if self._locations:
             columns |= zip(Location._fields, zip(*self._final_locations(unchanged), strict=True), strict=True)
         else:
@@ -185,6 +187,24 @@ class PendingRows:
             self._alarm.saw_columns(shown if kept is None else _only(shown, kept))
         return columns if kept is None else _only(columns, kept)
 
+    def _tensor_numbers(self, unchanged: Sequence[bool], missed: Collection[int]) -> Any:
+        """Return the number of each row's tensor: that of its earlier sighting, if it has not changed since."""
+        start, before = 0, []
+        for rows in (self, *self._others):
+            before += [-1 if row is None else row + start for row in rows._before]
+            start += len(rows.tickets)
+        source = np.array(before, np.int64)
+        again = (source >= 0) & np.asarray(unchanged, bool)
+        again[list(missed)] = False
+        new = ~again
+        new[list(missed)] = False
+        numbers = np.full(len(source), -1, np.int64)
+        numbers[new] = list(islice(self._numbers, int(new.sum())))
+        while again[source[again]].any():  # a row whose earlier sighting has an earlier one, too
+            source[again] = np.where(again[source[again]], source[source[again]], source[again])
+        numbers[again] = numbers[source[again]]
+        return numbers
+
     def _equal_rows(self, digests: Any, missed: Collection[int]) -> Iterator[int]:
         for row, other in self._repeats.items():
             same_kind = self._shapes[row] == self._shapes[other] and self._dtypes[row] == self._dtypes[other]
@@ -194,13 +214,18 @@ class PendingRows:
 
     def _compare_second_reads(self, digests: Any, unchanged: Any) -> None:
         """Learn for later steps which reads can be deferred."""
-        if not self._second_reads:
+        reads = []
+        start = 0
+        for rows in (self, *self._others):
+            reads += [(start + row, rows._before[row], *read) for row, read in rows._second_reads.items()]
+            start += len(rows.tickets)
+        if not reads:
             return
-        again = self.device_reader.collect([ticket for _, ticket in self._second_reads.values()])
-        for number, (row, (slot, _)) in enumerate(self._second_reads.items()):
+        again = self.device_reader.collect([ticket for *_, ticket in reads])
+        for number, (row, before, slot, _) in enumerate(reads):
             if number not in again.missed:
                 # A deferred tensor that was seen before is not read again. So it must not have changed since then.
-                as_before = self._before[row] is None or bool(unchanged[row])
+                as_before = before is None or bool(unchanged[row])
                 slot.report_comparison(as_before and bool(again.columns["digest"][number] == digests[row]))
 
     def _final_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:

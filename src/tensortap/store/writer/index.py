@@ -185,11 +185,12 @@ class IndexWriter:
         with self._due:
             self._expected = None
             count = len(self._rows)
-            if step_is_over and count and not isinstance(newest := self._rows[-1], Record) and newest.may_wait:
-                self._expected = newest
-                count -= 1
-            elif step_is_over and not self._by_step:
-                count -= self._gathered()
+            if step_is_over and count and not isinstance(newest := self._rows[-1], Record):
+                waiting = 0 if self._by_step else self._gathered()
+                if newest.may_wait:
+                    self._expected = newest
+                    waiting = max(1, waiting)
+                count -= waiting
             self._urgent = max(self._urgent, count)
             self._due.notify_all()
 
