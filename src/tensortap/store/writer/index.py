@@ -296,14 +296,25 @@ class IndexWriter:
                     yield len(together), encode_columns(columns, first, self._schema, self._buckets)
 
     def _joined(self, rows: Sequence[Rows]) -> Iterator[Rows]:
-        """Yield rows, with those of several steps joined."""
+        """Yield rows, with those of several steps joined. If some do not arrive, those before are yielded first."""
         for gathers, some in groupby(rows, lambda each: each.gathers and not self._by_step):
-            first, *others = some
-            if gathers:
-                first.join(others)
-                yield first
-            else:
-                yield from (first, *others)
+            if not gathers:
+                yield from some
+                continue
+            arrived: list[Rows] = []
+            failure: Exception | None = None
+            for each in some:
+                try:
+                    each.arrive()
+                except Exception as error:  # the device has failed since
+                    failure = error
+                    break
+                arrived.append(each)
+            if arrived:
+                arrived[0].join(arrived[1:])
+                yield arrived[0]
+            if failure is not None:
+                raise failure
 
     def _group(self, row: Record | Rows) -> int | None:
         """Return a number that is equal for records of one batch; None for rows that came together."""
@@ -328,7 +339,11 @@ class IndexWriter:
                     return ()
                 if expected is None:
                     return self._taken()
-            expected.arrive()
+            try:
+                expected.arrive()
+            except Exception:  # the device has failed: rows before it are written, and its own fail again then
+                with self._due:
+                    self._urgent = len(self._rows)
 
     def _taken(self) -> Sequence[Record | Rows]:
         count = self._urgent if self._urgent and not self._stopping else len(self._rows)
