@@ -250,4 +250,6 @@ def new_follower(
         return Follower(framework, work, kinds, arguments)
     if (hooks := framework.native_hooks) is not None:
         native.configure_hooks(*hooks)
+    if (exchange := framework.tensor_exchange) is not None:
+        native.configure_views(exchange, framework.plain_tensors)
     return cast(Follower, native.Follower(framework, work, kinds, arguments))

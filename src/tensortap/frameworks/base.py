@@ -253,6 +253,10 @@ class TensorValues(Protocol):
         """
 
     @property
+    def tensor_exchange(self) -> Any | None:
+        """The exchange interface of DLPack for plain tensors, in a capsule; None if there is none."""
+
+    @property
     def plain_tensors(self) -> Collection[type]:
         """Classes of tensors without behaviour of their own, which need no `is_tensor`. May be empty."""
 

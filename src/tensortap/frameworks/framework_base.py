@@ -172,6 +172,7 @@ class FrameworkBase:
         return {id(tensor): self.version(tensor) for tensor in tensors}
 
     plain_tensors: Collection[type] = frozenset()
+    tensor_exchange: Any | None = None
     children_attribute: str | None = None
     parameters_attribute: str | None = None
     hooks_attribute: str | None = None

@@ -219,24 +219,6 @@ static int address_of(PyObject *tensor, long long *address)
     return *address == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether a tensor is of this kind, and its elements are neighbours in memory of its own, at `address`. */
-static int lies_as(PyObject *tensor, PyObject *kind, long long *address)
-{
-    int is;
-    if ((is = has(tensor, s_dtype, GET(TensorKind, kind, dtype))) < 1 ||
-        (is = has(tensor, s_shape, GET(TensorKind, kind, shape))) < 1) {
-        return is;
-    }
-    if (address_of(tensor, address)) {
-        return -1;
-    }
-    if (!*address || (is = method_flag(tensor, s_is_contiguous)) < 1) {
-        return *address ? is : 0;
-    }
-    is = method_flag(tensor, s_is_neg);
-    return is < 0 ? -1 : !is;
-}
-
 /* Call for its effect. `result` is a new reference or NULL. */
 static int effect(PyObject *result)
 {
@@ -262,11 +244,9 @@ static int is_plain(const Plain *plain, PyObject *value)
     return 0;
 }
 
-static int read_plain(Plain *plain, PyObject *framework)
+static int read_types(Plain *plain, PyObject *types)
 {
-    PyObject *types = PyObject_GetAttr(framework, s_plain_tensors);
-    PyObject *listed = types == NULL ? NULL : PySequence_List(types);
-    Py_XDECREF(types);
+    PyObject *listed = PySequence_List(types);
     if (listed == NULL) {
         return -1;
     }
@@ -283,4 +263,12 @@ static int read_plain(Plain *plain, PyObject *framework)
     }
     Py_DECREF(listed);
     return 0;
+}
+
+static int read_plain(Plain *plain, PyObject *framework)
+{
+    PyObject *types = PyObject_GetAttr(framework, s_plain_tensors);
+    int failed = types == NULL || read_types(plain, types);
+    Py_XDECREF(types);
+    return failed ? -1 : 0;
 }

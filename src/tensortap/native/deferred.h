@@ -5,6 +5,7 @@
 #pragma once
 
 #include "launches.h"
+#include "views.h"
 
 static long long too_large, most_results, most_pending;
 
@@ -193,13 +194,9 @@ static int add_read(PyObject *reader, PyObject *deferred, PyObject *tensor, PyOb
 /* Whether the tensor is on the device with this index, of the kind of the one before in its slot, and lies as it is read. */
 static int is_readable(PyObject *tensor, PyObject *index, PyObject *kind, long long *address)
 {
-    PyObject *there = PyObject_CallMethodNoArgs(tensor, s_get_device);
-    int is = there == NULL ? -1 : is_equal(there, index);
-    Py_XDECREF(there);
-    if (is < 1 || (is = lies_as(tensor, kind, address)) < 1) {
-        return is;
-    }
-    return *address % 16 == 0;
+    long long device;
+    int is = get_count(index, &device) ? -1 : lies_as(tensor, kind, device, address);
+    return is == 1 ? *address % 16 == 0 : is;
 }
 
 /* Whether a read of this slot is known to be deferred in this step; see `Recorder._decide` and `ReadOrder.when`. */

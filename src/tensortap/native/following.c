@@ -3,8 +3,8 @@
    `Follower` is `capture.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
    `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
    makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
-   Tensors are used through their Python attributes, so that no framework is needed to build this; `deferred.h` alone
-   knows what `frameworks.torch.cuda` keeps.
+   Tensors are used through their Python attributes, or through DLPack's exchange interface, so that no framework is needed
+   to build this; `deferred.h` and `launches.h` alone know what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
    caches, so what counts is how few objects are made and looked at.
@@ -18,6 +18,7 @@ static PyMethodDef functions[] = {
     {"configure", configure, METH_O, "Take the classes whose objects are used, by name."},
     {"configure_hooks", configure_hooks, METH_VARARGS,
      "Take the classes of module hooks, and a dictionary and name of the flag that a graph is being traced."},
+    {"configure_views", configure_views, METH_VARARGS, "Take the exchange interface of tensors of these classes."},
     {"configure_device", configure_device, METH_VARARGS,
      "Take classes, the module torch._C and limits, for reads on a device."},
     {"changed_items", changed_items, METH_O, "Return the places of the watched items that have changed."},

@@ -53,8 +53,8 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
 static int read_token(PyObject *tensor, PyObject *kind, Copy *copy, PyObject **storage)
 {
     long long address;
-    int is = flag(tensor, s_is_cpu);
-    if (is < 1 || (is = lies_as(tensor, kind, &address)) < 1) {
+    int is = lies_as(tensor, kind, HOST, &address);
+    if (is < 1) {
         return is;
     }
     copy->address = address;

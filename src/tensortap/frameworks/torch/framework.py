@@ -259,6 +259,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         function = getattr(state, "fn", None)
         return getattr(function, "value", function) == "fit"
 
+    tensor_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     graph_task = staticmethod(torch._C._current_graph_task_id)
 
     def recomputing(self) -> bool:
