@@ -213,3 +213,23 @@ def test_tensors_without_gradient_and_kept_tensors_are_read_at_once(tmp_path: Pa
                 tap.flush()
     last = [row.tensor for row in tt.open(tmp_path / "inference") if row.key.step == 2]
     assert 0 < patient.waited <= len(last) - len(set(last)), "only those that the step has shown before wait"
+
+
+def test_parameters_are_read_together(tmp_path: Path, patient: FakeReader) -> None:
+    for name, gather in (("once", False), ("together", True)):
+        torch.manual_seed(0)
+        model = Chain(lambda number, x: x)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        patient.gpu.together_.clear()
+        patient.gpu.alone = 0
+        with tt.capture(model, tmp_path / name, kinds=("param", "buffer"), gather=gather) as tap:
+            for _ in range(3):
+                model(torch.randn(4, 8)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                tap.step()
+        assert not tap.notices
+        assert sum(patient.gpu.together_) + patient.gpu.alone == 72, "each is read every time, before and after a step"
+        assert bool(patient.gpu.together_) == gather
+    once, together = (everything(tt.open(tmp_path / name)) for name in ("once", "together"))
+    assert once == together and len(once) == 72

@@ -15,7 +15,7 @@ from typing import Any, cast
 from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows, SecondRead
-from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
+from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot, SnapshotRead
 from tensortap.capture.host_rows import CopiedTensor, HostRows, is_copy, new_copies, new_entries
 from tensortap.capture.placer import Placer
 from tensortap.capture.repeated_columns import RepeatedColumns
@@ -38,7 +38,9 @@ from tensortap.store.writer.rank_writer import RankWriter
 __all__ = ["Recorder"]
 
 _MOST_PENDING = 4096
-_NOW: tuple[ReadSlot | None, str] = (None, "now")
+_Decision = tuple[ReadSlot | SnapshotRead | None, str]
+"""When to read a tensor, and what bounds the delay if it is not read now."""
+_NOW: _Decision = (None, "now")
 
 
 class Recorder:
@@ -54,6 +56,7 @@ class Recorder:
         "_gather",
         "_gradients",
         "_host_rows",
+        "_in_snapshot",
         "_known",
         "_lock",
         "_numbers",
@@ -92,7 +95,9 @@ class Recorder:
         self._lock = lock
         """Held while anything is recorded."""
         self._gather = gather
-        self._decided: tuple[ReadSlot | None, str] | None = None
+        self._in_snapshot = False
+        """Whether parameters and buffers are being read, one after the other."""
+        self._decided: _Decision | None = None
         """The decision of `take` on the current tensor."""
         self.read_order = ReadOrder()
         self._seq = 0
@@ -184,7 +189,8 @@ class Recorder:
             self._record_here(tensor, slot, step)
         else:
             read, when = decided or self._decide(device_reader, tensor, slot, step)
-            self._record_there(device_reader, slot, step, tensor, read if when == "twice" else None)
+            trial = read if when == "twice" and isinstance(read, ReadSlot) else None
+            self._record_there(device_reader, slot, step, tensor, trial)
 
     def _run_deferred(self) -> None:
         """Run deferred reads before another tensor is recorded, because records have an order."""
@@ -280,8 +286,8 @@ class Recorder:
         if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
             pending = self._new_pending(device_reader)
         number = None if place is None else place.number
-        token = placed_token(token, number)
-        before = pending.known.get(token)
+        token = None if slot.phase == "state" else placed_token(token, number)  # read every time, as in `_record_here`
+        before = None if token is None else pending.known.get(token)
         known = None if before is None else pending.tickets[before]
         ticket = device_reader.submit_deferred(alias, kind, bound, known, place)
         if slot.used == step:
@@ -291,7 +297,7 @@ class Recorder:
         pending.append(slot, step, self._seq, kind.name, kind.shape, ticket, before, number)
         if slot.kind == "param_grad":
             self._note_gradient(slot, (pending, len(pending) - 1))
-        if before is None:
+        if before is None and token is not None:
             pending.remember(alias, token)
         self._seq += 1
 
@@ -302,11 +308,14 @@ class Recorder:
         slot: RecordSlot,
         step: int,
         place: SlotPlacement | None = None,
-    ) -> tuple[ReadSlot | None, str]:
+    ) -> _Decision:
         """Return when to read a tensor on a device; see `ReadOrder.when`."""
-        # Parameters and buffers are read when nothing runs.
         phase = slot.phase
-        if slot.keep != "summary" or not self._gather or (phase != "backward" and phase != "forward"):
+        if slot.keep != "summary" or not self._gather:
+            return _NOW
+        if phase == "state" and self._in_snapshot:
+            return self.read_order.snapshot, "later"
+        if phase != "backward" and phase != "forward":
             return _NOW
         # A tensor without gradient may belong to other code, as an input from another stream, and change unseen. It is
         # read when it is first seen in a step; from then on, it is known. Compiled code computes without autograd, so
@@ -324,6 +333,14 @@ class Recorder:
         self.flush_reads()
         self._gradients.clear()
         self.send()
+
+    def begin_snapshot(self) -> None:
+        """Read parameters and buffers together from now on, because nothing else runs."""
+        self._in_snapshot = True
+
+    def end_snapshot(self) -> None:
+        self._in_snapshot = False
+        self.flush_reads()
 
     def flush_reads(self) -> None:
         """Run all deferred reads, because a forward or a step is over."""
@@ -359,7 +376,7 @@ class Recorder:
         tensor: Any,
         slot: RecordSlot,
         step: int,
-        decided: tuple[ReadSlot | None, str] | None,
+        decided: _Decision | None,
     ) -> None:
         """Record a tensor of a run of several processes, whose position in the whole is found now."""
         self._run_deferred()
@@ -376,7 +393,7 @@ class Recorder:
         read, when = _NOW
         if place is not None and place.base is not None:
             read, when = decided or self._decide(device_reader, tensor, slot, step, place)
-        trial = read if when == "twice" else None
+        trial = read if when == "twice" and isinstance(read, ReadSlot) else None
         self._record_there(device_reader, slot, step, tensor, trial, placement=placement, place=place)
 
     def _send_host_rows(self) -> None:

@@ -156,6 +156,7 @@ class RunSink:
         self.slots, self.take = self._recorder.slots, self._recorder.quickest_take()
         self.record_slot = self._recorder.record
         self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
+        self.begin_snapshot, self.end_snapshot = self._recorder.begin_snapshot, self._recorder.end_snapshot
         self.discard_deferred, self.forget = self._recorder.discard_deferred, self._recorder.forget
         self.code_changed = self._recorder.code_changed
 
@@ -312,6 +313,7 @@ class Tap(Observer):
             watcher.forward_begins = self._uncounted.forward_begins
             watcher.slots, watcher.take, watcher.record_slot = self._run.slots, self._run.take, self._run.record_slot
             watcher.forward_ended = self._run.flush_reads
+            watcher.snapshot_begins, watcher.snapshot_ended = self._run.begin_snapshot, self._run.end_snapshot
             watcher.called_with = self._run.writer.called
             watcher.record_gradient = self._run.record_gradient
             watcher.forget, watcher.code_changed = self._run.forget, self._run.code_changed

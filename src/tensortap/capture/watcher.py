@@ -74,6 +74,10 @@ class Watcher:
         """Called before the first call of a micro step runs."""
         self.forward_ended: Callable[[], None] = lambda: None
         """Called after the root has run."""
+        self.snapshot_begins: Callable[[], None] = lambda: None
+        """Called before parameters and buffers are recorded."""
+        self.snapshot_ended: Callable[[], None] = lambda: None
+        """Called after that, before anything else runs."""
         self.step_begins: Callable[[], None] = lambda: None
         """Called before the first call of a step."""
         self.step_seen: Callable[[Sequence[Site]], None] = lambda _: None
@@ -648,11 +652,19 @@ class Watcher:
         known = self._only_after and self._snapshot_of == self._clock.step - 1 and only is None
         if call:
             self._snapshot_of = self._clock.step
-        for kind in ("param", "buffer"):
-            if kind in self._kinds and not (kind == "param" and known and not call):
+        kinds = [kind for kind in ("param", "buffer") if kind in self._kinds]
+        if known and not call and "param" in kinds:
+            kinds.remove("param")
+        if not kinds:
+            return
+        self.snapshot_begins()
+        try:
+            for kind in kinds:
                 for site, name, tensor in self._own.of(kind):
                     if only is None or site.name in only:
                         self._record(tensor, self._slot(0, "state", site, call, kind, name))
+        finally:
+            self.snapshot_ended()
 
     def _slot(self, micro: int, phase: str, site: Site, call: int, kind: str, path: str) -> RecordSlot:
         return self.slots.find(micro, phase, site, call, kind, path, self._keep[site.name])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tensortap.capture.slots import RecordSlot
 from tensortap.core.records import display_name
 
-__all__ = ["AT_ONCE", "ReadOrder", "ReadSlot"]
+__all__ = ["AT_ONCE", "ReadOrder", "ReadSlot", "SnapshotRead"]
 
 _RETRIED_EVERY = 256
 _MOST_TRIED = 64
@@ -136,10 +136,22 @@ class _ReadAtOnce:
 AT_ONCE = _ReadAtOnce()
 
 
+class SnapshotRead:
+    """Parameters and buffers while all of them are read: nothing else runs meanwhile, so they may be read together."""
+
+    safe_delay = sys.maxsize
+
+    def __init__(self, notices: deque[str]) -> None:
+        self._notices = notices
+
+    def report_changed(self) -> None:
+        self._notices.append("a parameter or buffer is missing: another thread changed it while it was read")
+
+
 class ReadOrder:
     """All slots of a run. Trials may be evaluated on another thread."""
 
-    __slots__ = ("_recorded", "_slots", "_step", "notices")
+    __slots__ = ("_recorded", "_slots", "_step", "notices", "snapshot")
 
     def __init__(self) -> None:
         self._slots: dict[tuple[Any, ...], ReadSlot] = {}
@@ -147,6 +159,7 @@ class ReadOrder:
         self._recorded = -1
         self.notices: deque[str] = deque()
         """Reports on tensors that changed although their reads were deferred."""
+        self.snapshot = SnapshotRead(self.notices)
 
     def when(self, slot: RecordSlot, step: int) -> tuple[ReadSlot | None, When]:
         """Return when to read a tensor: at once, at once and again later (a trial), or later."""
