@@ -42,3 +42,38 @@ def test_a_sum_that_was_not_recorded_is_no_match(tmp_path: Path) -> None:
     found = tt.compare(a, b)
     assert (found.verdict, found.first) == ("incomparable", None)
     assert "capture with optimizer=" in " ".join([found.sentence, *found.notes])
+
+
+class _Attention(nn.Module):
+    """A softmax ignores the bias of the keys: its gradient is zero in theory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        return scores.softmax(-1) @ self.value(x)
+
+
+def record_attention(path: Path, parts: int, clip: float = 1.0, factor: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model, x = _Attention(), torch.randn(8, 16, 8)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with tt.capture(model, path, optimizer=adam):
+        for _ in range(2):
+            for part in x.chunk(parts):
+                (factor * model(part).square().mean() / parts).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            adam.step()
+            adam.zero_grad()
+    return path
+
+
+def test_a_sum_that_cancels_out_is_rounding_in_any_split(tmp_path: Path) -> None:
+    a = record_attention(tmp_path / "a", 1)
+    right = tt.compare(a, record_attention(tmp_path / "b", 2))
+    assert right.verdict == "match", right.sentence
+    assert "consist of rounding alone on both sides, as key · step_grad bias" in right.sentence
+    wrong = tt.compare(a, record_attention(tmp_path / "c", 2, factor=1.01))
+    assert wrong.first is not None and wrong.first.key.module != "key"

@@ -345,6 +345,12 @@ def _rounding_of_sum(pair: JudgedPair) -> float:
     return float("inf") if not pair.l2 and evidence.pairs.distance[pair.row] <= rounding else 0.0
 
 
+def _rounding_of_sum_over_step(pair: JudgedPair) -> float:
+    if not pair.l2 > 0:
+        return 0.0
+    return _assumed(pair, pair.evidence.summed.rounding_over_step(pair.row, pair.evidence.error) / pair.l2)
+
+
 def _systematic_error(pair: JudgedPair) -> float:
     """After an optimizer's step errors are alike at all positions: in a sum they add up, instead of averaging out.
 
@@ -460,6 +466,12 @@ RULES: tuple[Rule, ...] = (
         is_of("param_grad", further=lambda pair: pair.is_vector),
         _rounding_of_sum,
         in_columns=columns.rounding_of_sum,
+    ),
+    Rule(
+        "rounding of what it sums over the micro batches of a step",
+        is_of("step_grad", further=lambda pair: pair.is_vector and pair.is_of_other_split),
+        _rounding_of_sum_over_step,
+        in_columns=columns.of_vectors_without_sources(_rounding_of_sum_over_step),
     ),
     Rule(
         "error of the norm by which gradients are clipped",

@@ -7,6 +7,7 @@ NumPy may differ in the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.row_lists import largest
-from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.margins import (
     CANCELLED,
     CANCELS,
@@ -216,6 +217,18 @@ def rounding_of_sum(pairs: PairColumns) -> Floats:
         share = pairs.assumed(rounding / pairs.l2)
     of_zero = np.where((pairs.l2 == 0) & (columns.distance[pairs.rows] <= rounding), np.inf, 0.0)
     return np.where(pairs.is_vector, np.where(pairs.l2 > 0, share, of_zero), 0.0)
+
+
+def of_vectors_without_sources(amount: Callable[[JudgedPair], float]) -> Callable[[PairColumns], Floats]:
+    """Return the amounts of a rule that applies to few pairs, asked one by one: to vectors without any source."""
+
+    def amounts(pairs: PairColumns) -> Floats:
+        found = np.zeros(len(pairs.rows))
+        for place in np.flatnonzero(pairs.is_vector & (pairs.counts == 0)).tolist():
+            found[place] = amount(JudgedPair(pairs.evidence, int(pairs.rows[place]), (), 0.0))
+        return found
+
+    return amounts
 
 
 def noise_of_unrecorded_parameters(pairs: PairColumns) -> Floats:

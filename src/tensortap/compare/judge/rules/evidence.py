@@ -241,7 +241,13 @@ class JudgedPair:
     def cancels(self) -> bool:
         """Whether it is a sum that is small against its terms. A sum with random signs is about as large as they are
         together."""
-        return self.kind == "param_grad" and self.is_vector and CANCELS * self.l2 < self.terms
+        sums = self.kind == "param_grad" or self.is_of_other_split
+        return sums and self.is_vector and CANCELS * self.l2 < self.terms
+
+    @property
+    def is_of_other_split(self) -> bool:
+        """Whether it is the gradient of a step whose micro batches are not comparable: nothing else of it is known."""
+        return self.kind == "step_grad" and not self.sources
 
     @property
     def has_statistics(self) -> bool:

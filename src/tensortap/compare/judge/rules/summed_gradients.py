@@ -39,6 +39,7 @@ class SummedGradients:
         self._elements = elements
         self._dimensions = dimensions
         self._worst_right: dict[tuple[int, int, int], float] = {}
+        self._step_gradients: dict[tuple[int, int], dict[str, list[int]]] = {}
 
     def add_right_gradient(self, row: int, error: float) -> None:
         """Note the error of a weight's gradient that is right: gradients of earlier modules may be as far off."""
@@ -60,6 +61,13 @@ class SummedGradients:
             return self.unrecorded_error(row, sources) * self.size(row, sources)
         incoming = max((error[s] for s in summed if not wrong[s] and error[s] < float("inf")), default=0.0)
         return max(self._coarsest(row, summed), Policy.passed_on(incoming)) * self.size(row, sources)
+
+    def rounding_over_step(self, row: int, error: Sequence[float]) -> float:
+        """Return the absolute error that rounding may make in a bias's gradient over a step whose micro batches are not
+        comparable: its summands are as far off as the gradients of the module's matrices."""
+        matrices = [each for each in self._own_gradients(row) if self._dimensions[each] > 1]
+        incoming = max((error[each] for each in matrices if error[each] < float("inf")), default=0.0)
+        return max(self._base[row], Policy.passed_on(incoming)) * self._estimate_size(row)
 
     def size(self, row: int, sources: Sequence[int]) -> float:
         """Return the norm of all numbers that a bias's gradient sums."""
@@ -89,8 +97,7 @@ class SummedGradients:
     def _estimate_size(self, row: int) -> float:
         """Estimate the size of the summands from a weight's gradient, a sum of products with inputs over all positions.
         For independent numbers, it grows with the square root of their count."""
-        structure = self._structure
-        own = structure.own_gradients.get((structure.scope[row], structure.module[row]), ())
+        structure, own = self._structure, self._own_gradients(row)
         weights = [r for r in own if self._dimensions[r] > 1]
         if not weights:  # a norm: its scale is multiplied with values of size one
             return max((self._l2[r] for r in own if r != row), default=0.0)
@@ -99,3 +106,17 @@ class SummedGradients:
         weight = max(weights, key=lambda r: self._l2[r])
         inputs_of_one = max(1.0, float(self._elements[weight]) / max(1, int(self._elements[row])))
         return float(self._l2[weight] / (np.sqrt(inputs_of_one) * spread))
+
+    def _own_gradients(self, row: int) -> Sequence[int]:
+        """Return the gradients of the parameters of a row's module: from backward, or those that the optimizer got."""
+        structure = self._structure
+        scope, module = structure.scope[row], structure.module[row]
+        if structure.kind[row] != "step_grad":
+            return structure.own_gradients.get((scope, module), [])
+        at = scope[:2]
+        if at not in self._step_gradients:
+            by_module: dict[str, list[int]] = {}
+            for (_, _, owner, _), rows in structure.step_gradients_of.items_in(*at):
+                by_module.setdefault(owner, []).extend(rows)
+            self._step_gradients[at] = by_module
+        return self._step_gradients[at].get(module, [])
