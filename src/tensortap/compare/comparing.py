@@ -32,6 +32,7 @@ from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
 from tensortap.compare.measure.engines import engine_of
@@ -147,6 +148,8 @@ def open_comparison(
             matched.measures.limits |= pairs.limits
             builder = matched.finding_builder(judgement, structure)
             born = find_births(builder) or first_wrong_pair(builder)
+        read = find_read_hidden(judgement, pairs, structure, born)
+        judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)

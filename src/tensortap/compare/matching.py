@@ -302,7 +302,8 @@ def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances
     hidden = _hidden_positions(matched)
     if not any(hidden.values()):
         return
-    for pair in pairs[left.phase.among(("forward",))[alignment.reference[pairs]]].tolist():
+    from_loss = left.kind.among(("grad_output",)) & left.module.among(("",))  # shows whether the loss reads them
+    for pair in pairs[(left.phase.among(("forward",)) | from_loss)[alignment.reference[pairs]]].tolist():
         row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
         off = float(measures.rel_l2[pair])
         known = hidden.get(_scope_of(matched, pair))

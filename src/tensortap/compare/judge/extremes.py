@@ -17,11 +17,11 @@ import numpy.typing as npt
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.measure.hidden import EXTREMES_AGREE
 from tensortap.core.records import WRONG_STATUSES, Finding
 
-__all__ = ["EXTREMES_AGREE", "ShownElements", "rows_with_right_extremes", "with_right_extremes"]
+__all__ = ["ShownElements", "rows_with_right_extremes", "with_right_extremes"]
 
-EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 _FORWARD = ("input", "output")
 _SHORT = 2.0**-10
 _AGREES = 4.0

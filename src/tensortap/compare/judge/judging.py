@@ -42,7 +42,7 @@ from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.measure.choices import ChangedChoice
-from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
+from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
@@ -359,7 +359,9 @@ class PairJudge:
         if row in self.pairs.masks:
             return False
         if kind in ("input", "output"):
-            return any(each in self._after_hidden or limits.get(each) == UNREAD_POSITIONS for each in sources)
+            # Summaries show no positions: what still has some may be wrong at others.
+            hidden = (UNREAD_POSITIONS, EXTREMES_AGREE)[: 1 + (not self.pairs.dimensions[row])]
+            return any(each in self._after_hidden or limits.get(each) in hidden for each in sources)
         call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
         return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
 

@@ -129,7 +129,7 @@ def find_unread(
         gradients = _first_of_backward(gradients, pairs, structure)
     if len(gradients) < (1 if cut else _LEAST_GRADIENTS) or not scopes <= {structure.scope[row] for row in gradients}:
         return UnreadDifferences()
-    known = _right_before(gradients, pairs, structure, scopes)
+    known = _right_before([row for row in gradients if not where[row]], pairs, structure, scopes)
     # In a short dtype, rounding moves choices of experts. A token with another expert moves gradients by any amount.
     chosen = any(structure.integers[row] and structure.kind[row] == "output" for row in wrong)
     most = float("inf") if chosen else MOST_ASSUMED
@@ -235,7 +235,7 @@ def _agrees(row: int, pairs: Pairs, policy: Policy, before: float) -> bool:
 def _right_before(
     gradients: Iterable[int], pairs: Pairs, structure: Structure, scopes: set[tuple[int, int, int]]
 ) -> dict[tuple[int, str, str], float]:
-    """Return by parameter the worst error of its gradient before the first step with a difference."""
+    """Return by parameter the worst error of its right gradients before the first step with a difference."""
     first = min(step for _, step, _ in scopes)
     found: dict[tuple[int, str, str], float] = {}
     for row in gradients:

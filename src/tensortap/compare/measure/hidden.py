@@ -1,8 +1,9 @@
 """Positions of which attention makes whatever its implementation likes: those that see nothing, and padding.
 
 A mask may hide all elements from a position, as from padding in front of a causal text. One implementation returns the
-mean of everything there, another one zero. Kernels that leave padding out return zero at all of it. No loss reads these
-positions, so they are left out of a pair's difference. If a loss did, gradients of parameters would differ.
+mean of everything there, another one zero. Kernels that leave padding out return zero at all of it. Few losses read these
+positions, so they are left out of a pair's difference. If a loss does, gradients of parameters differ, see
+`judge.read_hidden`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import numpy.typing as npt
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 
-__all__ = ["EXPLAINS", "FOLLOWS_HIDDEN", "UNREAD_POSITIONS", "HiddenPositions", "Positions", "along", "blind_positions"]
+__all__ = [
+    "EXPLAINS",
+    "EXTREMES_AGREE",
+    "FOLLOWS_HIDDEN",
+    "UNREAD_POSITIONS",
+    "HiddenPositions",
+    "Positions",
+    "along",
+    "blind_positions",
+]
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.bool_]
@@ -24,6 +34,7 @@ Positions = npt.NDArray[np.bool_]
 
 EXPLAINS = 2.0
 """Times that a pair is further off with hidden positions, from which on they are what makes it differ."""
+EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
 
 FOLLOWS_HIDDEN = "it has no axis of positions, and is made from what differs at positions that a mask hides"

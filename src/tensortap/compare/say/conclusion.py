@@ -15,6 +15,7 @@ from tensortap.compare.judge.first_operator import with_operators
 from tensortap.compare.judge.judged_elsewhere import all_judged_elsewhere
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
+from tensortap.compare.judge.read_hidden import READ_HIDDEN
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
@@ -100,6 +101,8 @@ def conclude(
     covered = verdict == "match" and _are_covered(matched, judgement)
     if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
         verdict, said = "incomparable", sentence.describe_open_ties(open_ties, said)
+    if verdict == "match" and READ_HIDDEN in judgement.rule:
+        verdict, said = "incomparable", sentence.describe_read_hidden(said)
     if verdict == "match" and not covered and (doubted := _far_off(matched, judgement)):
         verdict, said = "incomparable", f"Cannot tell whether the runs match: {doubted}. {said}"
     if verdict == "match" and judgement.unsupported:

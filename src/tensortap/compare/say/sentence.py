@@ -24,6 +24,7 @@ __all__ = [
     "describe_open_ties",
     "describe_other_arguments",
     "describe_other_steps",
+    "describe_read_hidden",
     "describe_rounding_alone",
     "describe_too_little",
     "describe_undecided",
@@ -398,6 +399,15 @@ def describe_open_ties(pairs: int, rest: str) -> str:
     """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
     which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
     return f"Cannot tell whether the runs match: {which}. {rest}"
+
+
+def describe_read_hidden(rest: str) -> str:
+    """Say that the verdict is open, because the loss depends on positions at which two kinds of attention differ."""
+    return (
+        "Cannot tell whether the runs match: the loss reads positions that a mask hides, such as the padding before a "
+        "text, and two kinds of attention return other values there. Leave these positions out of the loss, as by the "
+        f"label -100 of the first token after the padding. {rest}"
+    )
 
 
 def rounded(value: float) -> str:

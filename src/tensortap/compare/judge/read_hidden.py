@@ -1,0 +1,73 @@
+"""Losses that read positions that a mask hides: two kinds of attention differ there, and then train differently.
+
+A causal language model predicts the first token of a text from the position before it. If padding is in front of the
+text, that position sees nothing, and each implementation of attention returns something else. If the loss reads it, all
+gradients differ, and no code is wrong: from there on, nothing can be judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.unread import UnreadDifferences
+from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
+from tensortap.core.records import WRONG_STATUSES, Finding
+
+__all__ = ["READ_HIDDEN", "find_read_hidden"]
+
+READ_HIDDEN = "the loss reads positions that a mask hides"
+_MOST_ALONG = 0.5
+"""Share of a difference that may be one of norms: gradients at other positions are about as large on both sides."""
+
+
+def find_read_hidden(
+    judgement: Judgement, pairs: Pairs, structure: Structure, births: Sequence[Finding]
+) -> UnreadDifferences:
+    """Return the wrong rows from the first backward on, if its loss reads positions at which two kinds of attention
+    differ; none if something is wrong in the forward before.
+
+    The gradient that the loss sends back shows it. Whole tensors show that it differs at these positions alone.
+    """
+    rows = [birth.row for birth in births if birth.row is not None]
+    if pairs.isolated is not None or not rows:
+        return UnreadDifferences()
+    first = min(rows, key=lambda row: (structure.scope[row][1], structure.seq[row]))
+    scope = structure.scope[first]
+    if structure.kind[first] in ("input", "output"):
+        return UnreadDifferences()
+    outputs, gradients = (
+        [row for row, here in enumerate(structure.scope) if here == scope and _is_of_root(row, kind, structure)]
+        for kind in ("output", "grad_output")
+    )
+    losses = [row for row in outputs if not pairs.dimensions[row]]  # one that reads them has another value, too
+    differs = any(_is_hidden(row, judgement, pairs) for row in losses or outputs)
+    read = any(
+        _is_hidden(row, judgement, pairs) or judgement.status[row] in WRONG_STATUSES
+        for row in gradients
+        if pairs.dimensions[row] > 0 and (row in pairs.limits if row in pairs.shown else not _is_scaled(row, pairs))
+    )
+    if not differs or not read:
+        return UnreadDifferences()
+    steps = np.array([each[1] for each in structure.scope])
+    wrong = np.flatnonzero(judgement.having(*WRONG_STATUSES) & (steps >= scope[1])).tolist()
+    return UnreadDifferences(frozenset([*wrong, *rows]), READ_HIDDEN)
+
+
+def _is_scaled(row: int, pairs: Pairs) -> bool:
+    """Whether one side is about a multiple of the other: then its positions do not differ from each other."""
+    return abs(float(pairs.l2[row] - pairs.candidate_l2[row])) > _MOST_ALONG * float(pairs.distance[row])
+
+
+def _is_of_root(row: int, kind: str, structure: Structure) -> bool:
+    return structure.kind[row] == kind and not structure.module[row]
+
+
+def _is_hidden(row: int, judgement: Judgement, pairs: Pairs) -> bool:
+    """Whether a row differs as far as is known at positions that a mask hides, or follows from these."""
+    limit = pairs.limits.get(row)
+    return limit in (UNREAD_POSITIONS, EXTREMES_AGREE) or judgement.rule[row] == FOLLOWS_HIDDEN

@@ -1,0 +1,96 @@
+"""A loss that reads positions at which two kinds of attention differ: the answer is open, neither a match nor an alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch import Tensor, nn
+
+import tensortap as tt
+
+_ROWS, _LENGTH, _WORDS, _WIDTH = 4, 10, 30, 16
+_PADDING = (0, 2, 5, 1)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores, mask = q @ k.transpose(1, 2) / 4, attention_mask[:, 0]
+        if mask.dtype == torch.bool:  # a position that sees nothing gets zeros
+            return self.out(scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0) @ v)
+        return self.out((scores + mask).softmax(-1) @ v)  # or the mean of everything
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention, self.mlp = nn.LayerNorm(_WIDTH), _Attention(), nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return x + self.mlp(F.gelu(x + self.attention(self.norm(x), attention_mask=attention_mask)))
+
+
+class _Decoder(nn.Module):
+    def __init__(self, boolean: bool) -> None:
+        super().__init__()
+        self.boolean = boolean
+        self.embed, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.blocks = nn.ModuleList(_Block() for _ in range(4))
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        causal = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril()
+        mask = causal & attention_mask.bool()[:, None, None, :]
+        if not self.boolean:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, attention_mask=mask)
+        logits = self.head(x)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        return {"loss": loss, "logits": logits}
+
+
+def record(path: Path, boolean: bool, reads: bool, keep: str, factor: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model = _Decoder(boolean)
+    tokens = torch.randint(1, _WORDS, (_ROWS, _LENGTH))
+    mask = (torch.arange(_LENGTH) >= torch.tensor(_PADDING)[:, None]).long()
+    labels = tokens.masked_fill(mask == 0, -100)
+    if not reads:  # the first token of a text is predicted from the last padding before it
+        labels = labels.scatter(1, mask.argmax(1, keepdim=True), -100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, path, keep=keep, optimizer=optimizer):
+        for _ in range(2):
+            (factor * model(tokens, attention_mask=mask, labels=labels)["loss"]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_a_loss_that_reads_hidden_positions_leaves_the_answer_open(tmp_path: Path, keep: str) -> None:
+    found = tt.compare(record(tmp_path / "a", False, True, keep), record(tmp_path / "b", True, True, keep))
+    assert (found.verdict, found.first) == ("incomparable", None), found.sentence
+    assert "the loss reads positions that a mask hides" in found.sentence
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_a_loss_that_reads_none_is_judged(tmp_path: Path, keep: str) -> None:
+    reference = record(tmp_path / "a", False, False, keep)
+    right = tt.compare(reference, record(tmp_path / "b", True, False, keep))
+    assert right.verdict == "match", right.sentence
+    wrong = tt.compare(reference, record(tmp_path / "c", True, False, keep, factor=1.01))
+    assert wrong.first is not None and wrong.first.cause == "loss", wrong.sentence
+
+
+def test_a_wrong_loss_is_named_beside_hidden_positions_that_it_reads(tmp_path: Path) -> None:
+    reference = record(tmp_path / "a", False, True, "tensors")
+    found = tt.compare(reference, record(tmp_path / "b", True, True, "tensors", factor=1.01))
+    assert found.first is not None and found.first.cause == "loss", found.sentence
