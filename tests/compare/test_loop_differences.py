@@ -196,3 +196,62 @@ def test_noise_of_gradients_does_not_excuse_another_setting(train: Train) -> Non
     result = tt.compare(reference, train(nudged=1e-6, betas=(0.9, 0.9985)))
     assert result.first is not None and result.first.cause is Cause.OPTIMIZER
     assert loop_end(result).startswith("beta2 is 0.999 in the reference and 0.9985 in the candidate")
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place, self.body = nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(tokens) + self.place(torch.arange(5))))
+
+
+@pytest.fixture
+def train_tied(tmp_path: Path) -> Train:
+    """Return a function that records a step of a model with tied weights, after the given change."""
+
+    def record(change: Callable[[_Tied], Any] = lambda model: None, early: bool = False) -> Path:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        torch.manual_seed(0)
+        model = _Tied()
+        change(model)
+        adam = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+        with tt.capture(model, path, optimizer=adam):
+            model(torch.arange(10).view(2, 5) % 9).square().sum().backward()
+            if early:
+                adam.zero_grad()
+            adam.step()
+        return path
+
+    return record
+
+
+def test_the_sentence_says_that_a_parameter_is_frozen(train_tied: Train) -> None:
+    reference = train_tied()
+    result = tt.compare(reference, train_tied(lambda model: model.body.bias.requires_grad_(False)))
+    assert loop_end(result) == "the candidate freezes 1 parameter that the reference trains (body.bias)."
+    assert not [note for note in result.notes if "does not hold" in note]
+    # Nothing that made its output requires a gradient: the code around it cuts nothing off.
+    result = tt.compare(reference, train_tied(lambda model: model.place.weight.requires_grad_(False)))
+    assert result.first is not None and result.first.module == "place" and "cuts it off" not in result.sentence
+    assert loop_end(result) == "the candidate freezes 1 parameter that the reference trains (place.weight)."
+
+
+def test_the_sentence_says_that_a_parameter_is_tied_on_one_side(train_tied: Train) -> None:
+    def untie(model: _Tied) -> None:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+
+    result = tt.compare(train_tied(), train_tied(untie))
+    assert result.sentence.endswith("head.weight is tied to embed.weight in the reference alone.")
+    assert not [note for note in result.notes if "tied" in note]
+
+
+def test_the_sentence_says_that_the_optimizer_got_no_gradients(train_tied: Train) -> None:
+    result = tt.compare(train_tied(), train_tied(early=True))
+    assert result.first is not None and result.first.cause is Cause.OPTIMIZER
+    assert "the candidate's optimizer got no gradient for 4 parameters in step 0, and the reference's did" in loop_end(
+        result
+    )

@@ -1,4 +1,4 @@
-"""A loss that reads positions at which two kinds of attention differ: the answer is open, neither a match nor an alarm."""
+"""A loss that reads positions at which two kinds of attention differ leaves the answer open."""
 
 from __future__ import annotations
 

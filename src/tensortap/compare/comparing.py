@@ -27,12 +27,12 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values, judge_free
+from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
 from tensortap.compare.measure.engines import engine_of

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tensortap.capture.clock import Clock
 from tensortap.capture.loop.attributes import Attributes
 from tensortap.capture.loop.random_states import RandomStates
-from tensortap.capture.loop.ties import tensor_names, ties
+from tensortap.capture.loop.ties import buffer_names, frozen_parameters, tensor_names, ties
 from tensortap.capture.tree import Site, Tree
 from tensortap.capture.unchanged import identify_parameters
 from tensortap.core.arguments import written
@@ -70,10 +70,10 @@ class LoopBook:
                 self._note("random", name, {"digest": digest})
 
     def forward_ended(self, sites: Sequence[Site]) -> None:
-        """Note attributes and ties, after the step's first forward: a device is busy then."""
+        """Note attributes and facts about tensors, after the step's first forward: a device is busy then."""
         self._attributes.check(sites)
         with suppress_errors():
-            self._note_ties(sites)
+            self._note_tensors(sites)
 
     def optimizer_begins(self, gradients: Gradients, name: str, optimizer: Any) -> None:
         """Note the settings that a step uses, and record its gradients."""
@@ -105,11 +105,16 @@ class LoopBook:
     def _note_attributes(self, module: str, value: Mapping[str, Any]) -> None:
         self._note("attributes", module, value)
 
-    def _note_ties(self, sites: Sequence[Site]) -> None:
+    def _note_tensors(self, sites: Sequence[Site]) -> None:
         now = identify_parameters(self._framework, [site.owner for site in sites])
         if now != self._tensors:
             self._tensors = now
             self._note("ties", "", ties(self._framework, list(tensor_names(self._framework, self._tree))))
+            self._note("buffers", "", {"names": buffer_names(self._framework, self._tree)})
+            self._note_frozen()
+
+    def _note_frozen(self) -> None:
+        self._note("frozen", "", {"names": frozen_parameters(self._framework, self._tree)})
 
     def _note_settings(
         self, framework: OptimizerSteps, name: str, optimizer: Any, groups: Sequence[ParameterGroup]
@@ -150,4 +155,8 @@ class LoopBook:
                 else:
                     gradients.record_step_gradient(site, path, gradient)
         absent = ABSENT_IS_EQUAL if "param_grad" in self._kinds else ABSENT_IS_NONE
-        self._note("step_grad", name, {"absent": absent, "no_gradient": without})
+        value = {"absent": absent, "no_gradient": without}
+        if self._last.get(("step_grad", name)) != value:  # a parameter may have been frozen, or released
+            with suppress_errors():
+                self._note_frozen()
+        self._note("step_grad", name, value)

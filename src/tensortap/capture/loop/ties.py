@@ -1,4 +1,4 @@
-"""Parameters and buffers that are one tensor under several names."""
+"""The tensors of a model by name: those that are one under several names, frozen parameters, and buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensortap.capture.tree import Tree
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework
 
-__all__ = ["tensor_names", "ties"]
+__all__ = ["buffer_names", "frozen_parameters", "tensor_names", "ties"]
 
 
 def tensor_names(framework: Framework, tree: Tree) -> Iterator[tuple[str, Any]]:
@@ -23,6 +23,21 @@ def tensor_names(framework: Framework, tree: Tree) -> Iterator[tuple[str, Any]]:
             yield _joined(site.name, name), tensor
             later += [(_joined(other, name), tensor) for other in _names(site.name, aliases)]
     yield from later
+
+
+def frozen_parameters(framework: Framework, tree: Tree) -> list[str]:
+    """Return the names of the parameters that require no gradient."""
+    return [
+        _joined(site.name, name)
+        for site in tree.sites
+        for name, tensor in framework.parameters(site.owner)
+        if not framework.requires_gradient(tensor)
+    ]
+
+
+def buffer_names(framework: Framework, tree: Tree) -> list[str]:
+    """Return the names of all buffers."""
+    return [_joined(site.name, name) for site in tree.sites for name, _ in framework.buffers(site.owner)]
 
 
 def _names(module: str, aliases: dict[str, list[str]]) -> Iterator[str]:

@@ -26,7 +26,7 @@ _WORDS = {"weight_decay": "weight decay", "learning_rate": "lr"}
 _SAME = 1e-6
 """Relative difference up to which two numbers are one setting, computed in two ways."""
 _FEW = 3
-_OF_UPDATE = {"optimizer", "parameters", "group", "skipped"}
+_OF_UPDATE = {"optimizer", "parameters", "group", "skipped", "frozen", "no_gradient"}
 
 
 class LoopDifference(NamedTuple):
@@ -34,7 +34,7 @@ class LoopDifference(NamedTuple):
 
     step: int
     fact: str
-    """group | parameters | optimizer | scaler | skipped"""
+    """group | parameters | optimizer | scaler | skipped | frozen | no_gradient"""
     words: str
     parameters: frozenset[str] = frozenset()
     """The parameters that it concerns, in the reference's names; none: all of them."""
@@ -74,8 +74,16 @@ class LoopDifferences:
     @cached_property
     def optimizer(self) -> list[LoopDifference]:
         """Differences in optimizers, their settings, the gradient scaler and skipped steps; one for each setting."""
-        found = [*self._classes(), *self._members(), *self._settings(), *self._scalers(), *self._skipped()]
+        frozen, members, without = list(self._frozen()), list(self._members()), list(self._without_gradient())
+        found = [*self._classes(), *frozen, *_not_among(members, frozen), *_not_among(without, [*frozen, *members])]
+        found += [*self._settings(), *self._scalers(), *self._skipped()]
         return sorted(found, key=lambda each: each.step)
+
+    @property
+    def frozen_modules(self) -> frozenset[str]:
+        """The modules of parameters that one side alone freezes, in the reference's names."""
+        names = (name for each in self.optimizer if each.fact == "frozen" for name in each.parameters)
+        return frozenset(name.rpartition(".")[0] for name in names)
 
     @cached_property
     def random(self) -> dict[str, int]:
@@ -145,6 +153,41 @@ class LoopDifferences:
             alone = [name for name in theirs if name not in names]
             if alone:
                 yield LoopDifference(step, "parameters", _unheld(alone, "reference", "candidate"), frozenset(alone))
+
+    def _frozen(self) -> Iterator[LoopDifference]:
+        """Yield parameters that require a gradient on one side alone, at the first step that has any."""
+        yield from self._in_one(
+            "frozen", [("", "")], "names", "the {side} freezes {many} that the {other} trains ({names})"
+        )
+
+    def _without_gradient(self) -> Iterator[LoopDifference]:
+        """Yield parameters that an optimizer holds and that had a gradient on one side alone when it stepped."""
+        words = "the {side}'s optimizer got no gradient for {many} in step {step}, and the {other}'s did ({names})"
+        yield from self._in_one("no_gradient", self._optimizers(), "no_gradient", words, of_fact="step_grad")
+
+    def _in_one(
+        self, name: str, subjects: Sequence[tuple[str, str]], key: str, words: str, of_fact: str = ""
+    ) -> Iterator[LoopDifference]:
+        """Yield the parameters that a fact lists on one side alone, at the first step at which a side lists any."""
+        for ours, theirs in subjects:
+            said: set[str] = set()
+            for step in self._steps:
+                values = self._values(of_fact or name, ours, theirs, step)
+                if None in values:
+                    continue
+                left, right = (dict.fromkeys((value or {}).get(key) or ()) for value in values)
+                names = {self._renamed(each): each for each in left}
+                alone = {
+                    "reference": [names[each] for each in names if each not in right],
+                    "candidate": [each for each in right if each not in names],
+                }
+                for side, other in (("reference", "candidate"), ("candidate", "reference")):
+                    if not alone[side] or side in said:
+                        continue
+                    said.add(side)
+                    found = alone[side]
+                    text = words.format(side=side, other=other, many=_many(found), names=_listed(found), step=step)
+                    yield LoopDifference(step, name, text, frozenset(found))
 
     def _joined(self, step: int) -> list[_Joined]:
         ours, theirs = _held(self._ours, step)[0], _held(self._theirs, self._shifted[step])[0]
@@ -261,7 +304,7 @@ def _setting_words(
     names = [parameter for each in alike for parameter in each]
     rest = sum(map(len, parameters)) - len(names)
     if name == "weight decay" and not everywhere and not (ours and theirs) and not rest:
-        many = f"{len(names)} parameter{'s' * (len(names) > 1)}"
+        many = _many(names)
         if theirs:
             return f"weight decay applies to {many} that it does not apply to in the reference ({_listed(names)})"
         return f"weight decay does not apply to {many} that it applies to in the reference ({_listed(names)})"
@@ -272,8 +315,16 @@ def _setting_words(
 
 
 def _unheld(names: Sequence[str], side: str, other: str) -> str:
-    many = f"{len(names)} parameter{'s' * (len(names) > 1)}"
-    return f"the optimizer of the {side} does not hold {many} that the {other}'s holds ({_listed(names)})"
+    return f"the optimizer of the {side} does not hold {_many(names)} that the {other}'s holds ({_listed(names)})"
+
+
+def _many(names: Sequence[str]) -> str:
+    return f"{len(names)} parameter{'s' * (len(names) > 1)}"
+
+
+def _not_among(found: Sequence[LoopDifference], others: Sequence[LoopDifference]) -> list[LoopDifference]:
+    """Return the differences whose parameters no other one has: these have said why."""
+    return [each for each in found if not any(each.parameters <= other.parameters for other in others)]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -305,6 +305,7 @@ def _find_ends(
     named: set[str] = set()
     around: set[str] = set()
     """All modules around those that are named."""
+    frozen = matched.settings.loop.frozen_modules if rows else frozenset()
     numbers = np.array([row for row, _ in rows], np.int64)
     reached = _have_calls_with(matched, numbers, "grad_output") if by_names else [None] * len(rows)
     for (row, key), is_reached in zip(rows, reached, strict=True):
@@ -317,7 +318,9 @@ def _find_ends(
             and all(name in named or name in around for name in _around(key.module))
         ):
             continue  # whichever of these modules called it, it is not to blame
-        if is_reached is None or key.kind == "grad_output":
+        if key.kind == "grad_output" and key.module in frozen:
+            module = key.module  # nothing that made its output requires a gradient
+        elif is_reached is None or key.kind == "grad_output":
             module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
         else:
             module = key.module if is_reached else None

@@ -1,9 +1,8 @@
 """Positions of which attention makes whatever its implementation likes: those that see nothing, and padding.
 
 A mask may hide all elements from a position, as from padding in front of a causal text. One implementation returns the
-mean of everything there, another one zero. Kernels that leave padding out return zero at all of it. Few losses read these
-positions, so they are left out of a pair's difference. If a loss does, gradients of parameters differ, see
-`judge.read_hidden`.
+mean of everything there, another one zero. Kernels that leave padding out return zero at all of it. Few losses read
+these positions, so they are left out of a pair's difference; `judge.read_hidden` has those that do.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tensortap.compare.matching import Matched
 from tensortap.core.arguments import ArgumentDifference, in_words
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, display_name
+from tensortap.mapping.outline import full_name
 
 __all__ = [
     "attribute_notes",
@@ -20,12 +21,14 @@ __all__ = [
     "describe_dtype",
     "describe_one_sided_modules",
     "describe_order",
+    "describe_ties",
     "describe_uncompared",
     "dtype_note",
     "tie_notes",
 ]
 
 _FEW, _MOST_ATTRIBUTES = 3, 3
+_OF_PARAMETERS = ("param", "param_grad", "step_grad")
 _OF_CONTAINERS = {Cause.OUTPUT, Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.CONTAINER_BACKWARD}
 _EVERYWHERE = 0.25
 """Share of pairs with other dtypes from which on another precision is the run's, not a mistake of one module."""
@@ -85,8 +88,22 @@ def attribute_notes(settings: SettingDifferences, said: Collection[str], matches
     return lines + ([f"other attributes: {rest} more difference{'s' * (rest > 1)}"] if rest > 0 else [])
 
 
-def tie_notes(ties: Sequence[TieDifference]) -> list[str]:
-    """Return a note for each parameter that is tied on one side alone."""
+def describe_ties(first: Finding, settings: SettingDifferences) -> str:
+    """Return a further sentence if the parameter of the first finding is tied on one side alone."""
+    return "".join(f" {each.words()}." for each in _ties_of(first, settings.ties)[:1])
+
+
+def _ties_of(first: Finding | None, ties: Sequence[TieDifference]) -> list[TieDifference]:
+    if first is None or first.key.kind not in _OF_PARAMETERS:
+        return []
+    name = full_name(first.key.module, first.key.path)
+    return [each for each in ties if name in (each.name, each.other)]
+
+
+def tie_notes(ties: Sequence[TieDifference], first: Finding | None = None) -> list[str]:
+    """Return a note for each parameter that is tied on one side alone, without the one that the sentence names."""
+    said = _ties_of(first, ties)[:1]
+    ties = [each for each in ties if each not in said]
     more = [f"so are {len(ties) - _FEW} more parameters"] if len(ties) > _FEW else []
     return [each.words() for each in ties[:_FEW]] + more
 

@@ -13,6 +13,7 @@ from tensortap.mapping.outline import full_name
 __all__ = ["describe_loop", "describe_uncleared", "loop_notes"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
+_ONE_SIDED_GRADIENTS = frozenset({Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT})
 _MOST = 3
 _SHARED = "torch"
 """Generators of Python and NumPy are often left unseeded, and decide nothing about a model."""
@@ -62,9 +63,13 @@ def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
     if first.cause in _UPDATES:
         # a parameter that differs before a step was moved in an earlier one
         return loop.of_update(name, until - (first.cause is Cause.PARAMETER_CHANGED))
+    before = [each for each in loop.optimizer if each.step <= until]
     if first.cause is Cause.STEP_GRADIENT:
-        facts = {"scaler", "skipped"}
-        return [each for each in loop.optimizer if each.fact in facts and each.step <= until and each.concerns(name)]
+        return [each for each in before if each.fact in ("scaler", "skipped") and each.concerns(name)]
+    if first.cause in _ONE_SIDED_GRADIENTS and first.key.kind == "param_grad":
+        return [each for each in before if each.fact in ("frozen", "parameters") and each.concerns(name)]
+    if first.cause in _ONE_SIDED_GRADIENTS and first.module in loop.frozen_modules:
+        return [each for each in before if each.fact == "frozen"]
     return []
 
 

@@ -70,7 +70,8 @@ def notes_of(matched: Matched, judgement: Judgement, renames: Renames, births: l
         f"the recomputation in {display_name(fact.of)} makes other values than its first forward in the reference"
         for _, fact in changed_recomputations(left)
     ][:_FEW]
-    notes += beside.dtype_note(matched) + beside.tie_notes(matched.settings.ties)
+    notes += beside.dtype_note(matched)
+    notes += beside.tie_notes(matched.settings.ties, births[0] if births else None)
     notes += beside.attribute_notes(matched.settings, [birth.module for birth in births[:1]], matches=not births)
     notes += loop_notes(matched.settings.loop, births[0] if births else None)
     notes += _limits(matched, judgement) + _positions_that_see_nothing(matched, births)

@@ -46,7 +46,8 @@ def sentence_of(
     steps = _other_steps(matched, first.key.step)
     divergence = sentence.describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
     if first.row is None or first.cause is Cause.CHECKPOINT:
-        return divergence + describe_operator(first)
+        ties = beside.describe_ties(first, matched.settings)  # these tell which parameters an optimizer holds
+        return divergence + describe_operator(first) + (ties or describe_loop(first, matched.settings.loop))
     if _parameters_unseen(left, first):
         unseen = sentence.describe_unseen_parameters()
     elif not first.arguments and first.module not in matched.settings.attributes and _start_unseen(left, first):
@@ -62,6 +63,7 @@ def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings) + describe_loop(first, matched.settings.loop)
     settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
+    settings += beside.describe_ties(first, matched.settings)
     settings = beside.describe_one_sided_modules(first, matched) + settings
     return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
 
