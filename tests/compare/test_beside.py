@@ -81,7 +81,8 @@ def test_other_attributes_are_noted_where_all_numbers_match(tmp_path: Path) -> N
     result = tt.compare(ours, theirs)
     assert result.verdict == "match"
     assert notes(result, "attributes") == [
-        "other attributes: fc, norm have eps=1e-05 in the reference and 1e-06 in the candidate (below rounding here)"
+        "other attributes: fc, norm have eps=1e-05 in the reference and 1e-06 in the candidate (below rounding here; "
+        "buffers were not compared)"
     ]
     assert not notes(tt.compare(ours, ours), "attributes")
     assert not notes(tt.compare(ours, run(tmp_path / "c")), "attributes")  # nothing is known of it
@@ -152,3 +153,79 @@ def test_the_sentence_says_that_the_module_is_in_another_mode(tmp_path: Path) ->
     result = tt.compare(trained(tmp_path / "a", True), trained(tmp_path / "b", False))
     assert result.first is not None and result.first.module == "1"
     assert "It is in evaluation mode, and the reference's in training mode." in result.sentence
+
+
+class Pooled(nn.Module):
+    """A model with a mask, random numbers and, if asked for, a buffer."""
+
+    def __init__(self, pool: nn.Module, buffer: float = 0.0, noise: float = 0.0) -> None:
+        super().__init__()
+        self.pool, self.shift, self.head, self.noise = pool, Shift(buffer), nn.Linear(4, 2), noise
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        pooled = self.shift(self.pool(x), mask)
+        return self.head(pooled + self.noise * torch.randn(pooled.shape))
+
+
+class Shift(nn.Module):
+    def __init__(self, buffer: float) -> None:
+        super().__init__()
+        if buffer:
+            self.register_buffer("by", torch.tensor(buffer))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return (x if mask is None else x * mask) + getattr(self, "by", 0.0)
+
+
+def train(path: Path, model: nn.Module | None = None, seed: int = 0, masked: bool = True, evaluated: int = 9) -> Path:
+    torch.manual_seed(0)
+    model = model or Pooled(nn.MaxPool1d(2))
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.5)
+    x, mask = torch.linspace(-1, 1, 48).view(6, 8).sin(), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(seed)
+    with tt.capture(model, path, optimizer=optimizer):
+        for step in range(3):
+            model.train(step < evaluated)
+            (model(x, mask) if masked else model(x)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+def test_buffers_are_spoken_of_where_there_are_some(tmp_path: Path) -> None:
+    result = tt.compare(train(tmp_path / "a"), train(tmp_path / "b"))
+    assert result.verdict == "match" and "not compared" not in result.sentence
+    result = tt.compare(*(train(tmp_path / f"with {by}", Pooled(nn.MaxPool1d(2), by)) for by in (0.5, 0.6)))
+    assert result.first is not None and result.first.module == "shift"
+    assert result.sentence.endswith(
+        'Its buffers were not recorded, and may differ already: capture kinds=(..., "buffer").'
+    )
+
+
+def test_the_sentence_names_another_class(tmp_path: Path) -> None:
+    result = tt.compare(train(tmp_path / "a"), train(tmp_path / "b", Pooled(nn.AvgPool1d(2))))
+    assert "Its class is AvgPool1d instead of MaxPool1d." in result.sentence
+
+
+def test_the_sentence_says_that_the_model_itself_was_not_given_a_mask(tmp_path: Path) -> None:
+    result = tt.compare(train(tmp_path / "a"), train(tmp_path / "b", masked=False))
+    assert result.first is not None and result.first.module == "shift"
+    assert "The model itself was given 1 in the reference alone." in result.sentence
+
+
+def test_random_numbers_of_a_models_own_code(tmp_path: Path) -> None:
+    runs = [train(tmp_path / str(seed), Pooled(nn.MaxPool1d(2), noise=0.1), seed) for seed in (1, 2)]
+    result = tt.compare(*runs)
+    assert result.first is not None and result.first.cause == "container_code"
+    assert result.sentence.endswith("The random state differs before step 0 (torch.cpu).")
+
+
+def test_a_mode_that_changes_later(tmp_path: Path) -> None:
+    runs = []
+    for evaluated in (9, 1):
+        model = Pooled(nn.Dropout(0.5))
+        model.head = nn.Linear(8, 2)
+        runs.append(train(tmp_path / str(evaluated), model, masked=False, evaluated=evaluated))
+    assert "in evaluation mode, and the reference's in training mode" in tt.compare(*runs).sentence

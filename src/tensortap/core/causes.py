@@ -247,7 +247,10 @@ CAUSES: dict[Cause, CauseWording] = {
         "parameter changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_ALREADY
     ),
     Cause.BUFFER_AT_START: CauseWording(
-        "wrong buffer at the start", _CHANGED, _BEFORE, isolated_verdict=_BUFFER_ALREADY
+        "wrong buffer at the start",
+        "The buffers already differed before {start}: {full}{more}; it {off}.",
+        _BEFORE,
+        isolated_verdict=_BUFFER_ALREADY,
     ),
     Cause.BUFFER_CHANGED: CauseWording(
         "buffer changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_BUFFER_ALREADY

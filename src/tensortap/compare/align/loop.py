@@ -71,6 +71,10 @@ class LoopDifferences:
         """The first step that both runs have."""
         return self._steps[0] if self._steps else None
 
+    def their_step(self, step: int) -> int:
+        """Return the candidate's step for one of the reference's."""
+        return self._shifted.get(step, step)
+
     @cached_property
     def optimizer(self) -> list[LoopDifference]:
         """Differences in optimizers, their settings, the gradient scaler and skipped steps; one for each setting."""
@@ -105,6 +109,11 @@ class LoopDifferences:
             if any(one is not None and other is not None and one != other for one, other in pairwise(states)):
                 return True
         return False
+
+    @property
+    def may_draw_random(self) -> bool:
+        """Whether the reference draws random numbers, as far as is known: one step does not show it."""
+        return len(self._steps) < 2 or self.draws_random
 
     def of_update(self, parameter: str, until: int) -> list[LoopDifference]:
         """Return the differences that make another update of a parameter, up to a step."""

@@ -53,6 +53,10 @@ class SettingDifferences:
                 found[ours] = others
         return found
 
+    def attributes_at(self, module: str, step: int) -> tuple[ArgumentDifference, ...]:
+        """Return the attributes of a module of the reference that differ at a step."""
+        return next((tuple(_others(*values)) for values in self._attributes_of(module, step)), ())
+
     def are_same(self, module: str) -> bool:
         """Whether a module is known to have the same attributes on both sides."""
         known = self._comparable and self._value("reference", "attributes", module) is not None
@@ -62,15 +66,26 @@ class SettingDifferences:
     def _alike(self) -> set[str]:
         return {ours for ours, theirs in self._modules_alike() if self._value("candidate", "attributes", theirs)}
 
-    def modes(self, module: str) -> tuple[bool, bool] | None:
-        """Return whether a module is in training mode, in the reference and in the candidate, if that differs."""
-        found = [
-            (self._value("reference", "attributes", ours) or {}, self._value("candidate", "attributes", theirs) or {})
-            for ours, theirs in (self._modules_alike() if self._comparable else ())
-            if ours == module
-        ]
+    def modes(self, module: str, step: int) -> tuple[bool, bool] | None:
+        """Return whether a module is in training mode at a step, in the reference and in the candidate, if that
+        differs."""
+        found = self._attributes_of(module, step)
         modes = [(ours.get("training"), theirs.get("training")) for ours, theirs in found]
         return next(((bool(a), bool(b)) for a, b in modes if None not in (a, b) and a != b), None)
+
+    def _attributes_of(self, module: str, step: int) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Return the attributes of a module of the reference and of its counterpart at a step; none if not known."""
+        if not self._comparable:
+            return []
+        found = [
+            (
+                self._loop("reference").value("attributes", step, ours),
+                self._loop("candidate").value("attributes", self.loop.their_step(step), theirs),
+            )
+            for ours, theirs in self._modules_alike()
+            if ours == module
+        ]
+        return [(ours, theirs) for ours, theirs in found if ours is not None and theirs is not None]
 
     @cached_property
     def ties(self) -> list[TieDifference]:

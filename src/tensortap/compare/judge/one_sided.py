@@ -319,7 +319,7 @@ def _find_ends(
         ):
             continue  # whichever of these modules called it, it is not to blame
         if key.kind == "grad_output" and key.module in frozen:
-            module = key.module  # nothing that made its output requires a gradient
+            module: str | None = key.module  # nothing that made its output requires a gradient
         elif is_reached is None or key.kind == "grad_output":
             module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
         else:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.rows import same_rows
 from tensortap.compare.align.settings import SettingDifferences, TieDifference
+from tensortap.compare.align.side import Side
 from tensortap.compare.matching import Matched
 from tensortap.core.arguments import ArgumentDifference, in_words
 from tensortap.core.causes import Cause
@@ -16,37 +17,83 @@ from tensortap.core.records import Finding, display_name
 from tensortap.mapping.outline import full_name
 
 __all__ = [
+    "are_buffers_unseen",
     "attribute_notes",
     "describe_attributes",
+    "describe_class",
     "describe_dtype",
+    "describe_given",
     "describe_one_sided_modules",
     "describe_order",
     "describe_ties",
     "describe_uncompared",
     "dtype_note",
+    "is_explained",
     "tie_notes",
 ]
 
 _FEW, _MOST_ATTRIBUTES = 3, 3
 _OF_PARAMETERS = ("param", "param_grad", "step_grad")
 _OF_CONTAINERS = {Cause.OUTPUT, Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.CONTAINER_BACKWARD}
+_OF_MODULES = {
+    Cause.OUTPUT,
+    Cause.OUTPUT_ON_UNKNOWN_INPUTS,
+    Cause.BUFFER,
+    Cause.SENT_GRADIENT,
+    Cause.PARAMETER_GRADIENT,
+}
 _EVERYWHERE = 0.25
 """Share of pairs with other dtypes from which on another precision is the run's, not a mistake of one module."""
 
 
 def describe_attributes(first: Finding, settings: SettingDifferences) -> str:
     """Return a further sentence if the module to inspect has other attributes than the reference's."""
-    others = settings.attributes.get(first.module, ())
+    others = settings.attributes_at(first.module, first.key.step)
     mode = ""
-    if (modes := settings.modes(first.module)) is not None:
+    if (modes := settings.modes(first.module, first.key.step)) is not None:
         ours, theirs = ("training" if each else "evaluation" for each in modes)
         mode = f" It is in {theirs} mode, and the reference's in {ours} mode."
     if not others:
         return mode
-    parts = [f"its {each.path} is {in_words(each.candidate)} instead of {in_words(each.reference)}" for each in others]
+    whose = "its"
+    if first.cause is Cause.LOSS:  # the sentence is not about the module
+        whose = f"{display_name(first.module)}'s" if first.module else "the model's"
+    parts = [
+        f"{whose} {each.path} is {in_words(each.candidate)} instead of {in_words(each.reference)}" for each in others
+    ]
     more = f", and {len(parts) - _MOST_ATTRIBUTES} more differ" if len(parts) > _MOST_ATTRIBUTES else ""
     text = ", ".join(parts[:_MOST_ATTRIBUTES]) + more
     return f"{mode} {text[0].upper()}{text[1:]}."
+
+
+def is_explained(first: Finding, matched: Matched) -> bool:
+    """Whether attributes or the class of the first finding's module explain it."""
+    return bool(describe_attributes(first, matched.settings) or describe_class(first, matched))
+
+
+def describe_class(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the module of the first finding has another class."""
+    if first.row is None or first.container is not None or matched.plan is not None or first.cause not in _OF_MODULES:
+        return ""
+    ours = matched.reference.cls[int(matched.alignment.reference[first.row])]
+    theirs = matched.candidate.cls[int(matched.alignment.candidate[first.row])]
+    return f" Its class is {theirs} instead of {ours}." if ours and theirs and ours != theirs else ""
+
+
+def describe_given(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the model itself was given a tensor on one side alone, which the module that is
+    named lacks."""
+    wanted = {each.path for each in first.arguments}
+    sides = (
+        ("reference", matched.reference, matched.alignment.only_reference),
+        ("candidate", matched.candidate, matched.alignment.only_candidate),
+    )
+    for name, side, rows in sides if wanted and first.module else ():
+        given = rows[side.kind.among(("input",))[rows] & side.module.among(("",))[rows]]
+        found = [path for path in dict.fromkeys(side.path[row] for row in given.tolist()) if path in wanted]
+        if found:
+            return f" The model itself was given {found[0]} in the {name} alone."
+    return ""
 
 
 def describe_one_sided_modules(first: Finding, matched: Matched) -> str:
@@ -70,13 +117,18 @@ def describe_one_sided_modules(first: Finding, matched: Matched) -> str:
     return f" But {' and '.join(parts)} have no counterpart and were not compared: the error may be inside them."
 
 
-def attribute_notes(settings: SettingDifferences, said: Collection[str], matches: bool) -> list[str]:
-    """Return notes on modules with other attributes, grouped by difference, without those `said` already."""
+def attribute_notes(
+    settings: SettingDifferences, said: Collection[str], matches: bool, unseen_buffers: bool = False
+) -> list[str]:
+    """Return notes on modules with other attributes, grouped by difference, without those `said` already.
+
+    unseen_buffers: whether buffers, which an attribute may change, were not compared.
+    """
     alike: dict[tuple[str, str, str], list[str]] = {}
     for module, others in settings.attributes.items():
         for each in others if module not in said else ():
             alike.setdefault(_words(each), []).append(display_name(module))
-    below = " (below rounding here)" if matches else ""
+    below = f" (below rounding here{'; buffers were not compared' * unseen_buffers})" if matches else ""
     lines = []
     for (name, ours, theirs), modules in list(alike.items())[:_FEW]:
         names = ", ".join(modules[:_FEW]) + (f" and {len(modules) - _FEW} more" if len(modules) > _FEW else "")
@@ -172,15 +224,28 @@ def describe_uncompared(matched: Matched, optimizer: bool) -> str:
     steps, equal = len(set(left.step[rows].tolist())), bool(matched.measures.equal.all())
     after = left.kind.among(("param",)) & (left.call > 0)
     unseen_optimizer = optimizer and not after[rows].any() and not (steps > 1 and equal)
-    recorded: Mapping[str, object] = left.run.info["config"]
-    kinds = recorded.get("kinds") or ()
-    unseen_buffers = not left.kind.among(("buffer",))[rows].any() and "buffer" not in kinds  # type: ignore[operator]
+    unseen_buffers = are_buffers_unseen(matched)
     what = ["parameters after the step"] * unseen_optimizer + ["buffers"] * unseen_buffers
     why = ["optimizer"] * unseen_optimizer + ["buffer"] * unseen_buffers
     if not what:
         return ""
     text = " and ".join(what)
     return f" {text[0].upper()}{text[1:]} were not compared: a wrong {' or '.join(why)} would not show."
+
+
+def are_buffers_unseen(matched: Matched) -> bool:
+    """Whether the models may have buffers that were not compared. Runs note the names of all buffers."""
+    left, rows = matched.reference, matched.alignment.reference
+    recorded: Mapping[str, object] = left.run.info.get("config") or {}
+    kinds = recorded.get("kinds") or ()
+    if left.kind.among(("buffer",))[rows].any() or "buffer" in kinds:  # type: ignore[operator]
+        return False
+    known = [side.run.loop(rank).value("buffers", int(side.step.max(initial=0))) for side, rank in _ranks(matched)]
+    return not all(value is not None and not value.get("names") for value in known)
+
+
+def _ranks(matched: Matched) -> list[tuple[Side, int]]:
+    return [(side, rank) for side in (matched.reference, matched.candidate) for rank in side.ranks]
 
 
 def _is_other(ours: str, theirs: str) -> bool:

@@ -14,20 +14,32 @@ __all__ = ["describe_loop", "describe_uncleared", "loop_notes"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
 _ONE_SIDED_GRADIENTS = frozenset({Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT})
+_OWN_CODE = frozenset({Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.OUTPUT})
 _MOST = 3
 _SHARED = "torch"
 """Generators of Python and NumPy are often left unseeded, and decide nothing about a model."""
 
 
-def describe_loop(first: Finding, loop: LoopDifferences) -> str:
-    """Return further sentences if a difference between the loops explains the first finding."""
+def describe_loop(first: Finding, loop: LoopDifferences, explained: bool = False) -> str:
+    """Return further sentences if a difference between the loops explains the first finding.
+
+    explained: whether an attribute of its module explains it already.
+    """
     words = [each.words for each in _responsible(first, loop)]
     more = f", and {len(words) - _MOST} more settings differ" if len(words) > _MOST else ""
     text = "; ".join(words[:_MOST]) + more
     said = f" The loops differ: {text}." if text else ""
-    if (first.cause is Cause.INPUT or draws(first.cls)) and (differs := _random(loop, first.key.step)):
+    if _may_be_drawn(first, loop, explained) and (differs := _random(loop, first.key.step)):
         said += f" The {differs}."
     return said
+
+
+def _may_be_drawn(first: Finding, loop: LoopDifferences, explained: bool) -> bool:
+    """Whether the first finding may only be another random number: of the input, of a module that draws some, or of
+    code that no attribute or argument explains, in a training that draws some."""
+    if first.cause is Cause.INPUT or draws(first.cls):
+        return True
+    return first.cause in _OWN_CODE and not (first.arguments or explained) and loop.may_draw_random
 
 
 def describe_uncleared(first: Finding, matched: Matched) -> str:
@@ -47,12 +59,12 @@ def describe_uncleared(first: Finding, matched: Matched) -> str:
     return f" The {name}'s gradients were not cleared: what its optimizer got sums those of steps {since} to {now}."
 
 
-def loop_notes(loop: LoopDifferences, first: Finding | None) -> list[str]:
+def loop_notes(loop: LoopDifferences, first: Finding | None, explained: bool = False) -> list[str]:
     """Return a note for each difference between the loops that the sentence does not have."""
     said = [] if first is None else _responsible(first, loop)[:_MOST]
     notes = [each.words for each in loop.optimizer if each not in said]
     random = _random(loop) if any(of.startswith(_SHARED) for of in loop.random) else ""
-    if random and (first is None or f"The {random}." not in describe_loop(first, loop)):
+    if random and (first is None or f"The {random}." not in describe_loop(first, loop, explained)):
         notes.append(random)
     return notes
 

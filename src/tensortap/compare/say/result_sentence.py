@@ -50,21 +50,23 @@ def sentence_of(
         return divergence + describe_operator(first) + (ties or describe_loop(first, matched.settings.loop))
     if _parameters_unseen(left, first):
         unseen = sentence.describe_unseen_parameters()
-    elif not first.arguments and first.module not in matched.settings.attributes and _start_unseen(left, first):
-        unseen = sentence.describe_unseen_start()
+    elif not first.arguments and not beside.is_explained(first, matched) and (kind := _start_unseen(left, first)):
+        unseen = sentence.describe_unseen_start(kind)
     else:
         unseen = sentence.describe_hidden_optimizer(_hidden(matched, judgement, first.key.step))
     if left.is_selection:
         divergence, unseen = sentence.about_selection(divergence), sentence.about_selection(unseen)
-    return divergence + sentence.describe_call(first) + _beside(first, matched) + (steps or unseen)
+    called = sentence.describe_call(first) + beside.describe_given(first, matched)
+    return divergence + called + _beside(first, matched) + (steps or unseen)
 
 
 def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
-    settings = beside.describe_attributes(first, matched.settings) + describe_loop(first, matched.settings.loop)
+    settings = beside.describe_attributes(first, matched.settings)
+    settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
     settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
     settings += beside.describe_ties(first, matched.settings)
-    settings = beside.describe_one_sided_modules(first, matched) + settings
+    settings = beside.describe_one_sided_modules(first, matched) + beside.describe_class(first, matched) + settings
     return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
 
 
@@ -171,15 +173,20 @@ def _parameters_unseen(side: Side, first: Finding) -> bool:
     return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
-def _start_unseen(side: Side, first: Finding) -> bool:
-    """Whether the first module that is wrong in the first step may have got other parameters from the start."""
+def _start_unseen(side: Side, first: Finding) -> str:
+    """Return what the first module that is wrong in the first step may have got from the start: other parameters, or
+    other buffers if it has nothing else. Empty if that is known."""
     if first.cause is not Cause.OUTPUT or first.key.step != int(side.step.min()):
-        return False
+        return ""
     if first.module not in side.module.words:
-        return False
+        return ""
     own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
     kinds = set(side.kind.at(own))
-    return "param" not in kinds and (first.module in side.frozen or "param_grad" in kinds)
+    if "param" not in kinds and (first.module in side.frozen or "param_grad" in kinds):
+        return "param"
+    buffers = (side.run.loop(first.rank).value("buffers", first.key.step) or {}).get("names") or ()
+    has_buffers = any(str(name).rpartition(".")[0] == first.module for name in buffers)
+    return "buffer" if has_buffers and not kinds & {"param", "param_grad", "buffer"} else ""
 
 
 def _compared_tensors(matched: Matched, pair: int) -> tuple[sentence.ComparedTensor, sentence.ComparedTensor]:

@@ -254,9 +254,10 @@ def describe_unseen_parameters() -> str:
     return ' Its parameters were not recorded, so the optimizer may be wrong instead: capture kinds=(..., "param").'
 
 
-def describe_unseen_start() -> str:
-    """Return a further sentence for a module whose parameters may differ from the start."""
-    return ' Its parameters were not recorded, and may differ already: capture kinds=(..., "param").'
+def describe_unseen_start(kind: str) -> str:
+    """Return a further sentence for a module whose parameters or buffers, by their kind, may differ from the start."""
+    what = {"param": "parameters", "buffer": "buffers"}[kind]
+    return f' Its {what} were not recorded, and may differ already: capture kinds=(..., "{kind}").'
 
 
 def about_selection(text: str) -> str:
