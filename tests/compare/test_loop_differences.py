@@ -255,3 +255,63 @@ def test_the_sentence_says_that_the_optimizer_got_no_gradients(train_tied: Train
     assert "the candidate's optimizer got no gradient for 4 parameters in step 0, and the reference's did" in loop_end(
         result
     )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ({"clip": 0.5}, {}, "The reference's is 0.5 times the gradient from backward, with a norm of 0.5"),
+        (
+            {"clip": 0.5},
+            {"clip": 0.25},
+            "the candidate's is 0.25 times the gradient from backward, with a norm of 0.25",
+        ),
+        ({"micros": 2}, {"micros": 2, "last_alone": True}, "got is the gradient of its last micro batch alone."),
+        (
+            {},
+            {"zeroed": True},
+            "What the candidate's optimizer got is zero: its gradients were cleared before its step.",
+        ),
+        (
+            {"clip": 0.5},
+            {"clip": 0.5, "cleared": False},
+            "were not cleared: what its optimizer got sums those of steps 0 to 1.",
+        ),
+        ({"micros": 2}, {"micros": 2, "scale": 2.0}, "It is 2 times the reference's, and the step has 2 micro batches"),
+        ({}, {"scale": 3.0}, "check the loss and its scaling. It is 3 times the reference's."),
+    ],
+)
+def test_the_sentence_says_by_what_gradients_are_scaled(
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], words: str
+) -> None:
+    result = tt.compare(_scaled(tmp_path / "a", **ours), _scaled(tmp_path / "b", **theirs))
+    assert words in result.sentence
+
+
+def _scaled(
+    path: Path,
+    clip: float = 0.0,
+    micros: int = 1,
+    last_alone: bool = False,
+    zeroed: bool = False,
+    cleared: bool = True,
+    scale: float = 1.0,
+) -> Path:
+    """Record two steps; the gradient of each micro batch has the norm 1 over their number if nothing changes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1, bias=False))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, path, optimizer=sgd):
+        for x in torch.randn(2, micros, 5, 3):
+            for part in x:
+                if last_alone:
+                    sgd.zero_grad()
+                (model(part).sum() * scale / part.sum(0).norm() / micros).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if zeroed:
+                sgd.zero_grad(set_to_none=False)
+            sgd.step()
+            if cleared:
+                sgd.zero_grad()
+    return path

@@ -6,18 +6,22 @@ sides are completed, so that they can be paired.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.compare.align.side import Ints, Side
 from tensortap.mapping.outline import full_name
 from tensortap.store.compact import compact, is_text
 
-__all__ = ["complete_step_gradients", "uncleared_since"]
+__all__ = ["StepGradientOrigin", "complete_step_gradients", "multiple_of", "origin_of_step_gradient"]
 
 _EQUAL = "equal to param_grad"
 _SAME_SUM = 1e-3
-"""Relative error up to which a gradient is a sum of others, in any dtype but the shortest."""
+"""Relative error up to which a gradient is a multiple of a sum of others, in any dtype but the shortest."""
 
 
 def complete_step_gradients(reference: Side, candidate: Side) -> None:
@@ -93,24 +97,73 @@ class _Held:
         return found
 
 
-def uncleared_since(side: Side, row: int) -> int | None:
-    """Return the step from which on the gradient that an optimizer got sums those from backward, if that is an earlier
-    one: the gradients were not cleared. Sketches are linear, so those of a sum are known."""
+class StepGradientOrigin(NamedTuple):
+    """What the gradient that an optimizer got was made from: a multiple of gradients from backward."""
+
+    factor: float
+    since: int
+    """The first step whose gradients are in it; an earlier one if gradients were not cleared."""
+    micros: int
+    """The number of micro batches of its step that are in it."""
+    is_last_micro: bool = False
+    """Whether it is that of the last micro batch alone."""
+
+
+def origin_of_step_gradient(side: Side, row: int) -> StepGradientOrigin | None:
+    """Return what a record of step_grad was made from; None if it is no multiple of any sum of gradients.
+
+    Sketches are linear, so those of a sum are known.
+    """
+    by_step = _gradients_from_backward(side, row)
+    now = int(side.step[row])
+    needed = np.array([row, *(each for rows in by_step.values() for each in rows)])
+    if now not in by_step or not side.has_sketch[needed].all():
+        return None
+    got, parts = _sketches(side, [row])[0], _sketches(side, by_step[now])
+    total, micros = parts.sum(axis=0), len(set(side.micro[by_step[now]].tolist()))
+    if factor := multiple_of(got, total):
+        return StepGradientOrigin(factor, now, micros)
+    if micros > 1 and (factor := multiple_of(got, parts[-1])):
+        return StepGradientOrigin(factor, now, 1, is_last_micro=True)
+    # What was not cleared may have been changed in place before, as by clipping.
+    before = _step_gradient_before(side, row)
+    if before is not None and (factor := multiple_of(got, total + _sketches(side, [before])[0])):
+        earlier = origin_of_step_gradient(side, before)
+        return StepGradientOrigin(factor, int(side.step[before]) if earlier is None else earlier.since, micros)
+    for step in sorted(by_step, reverse=True)[1:]:
+        total = total + _sketches(side, by_step[step]).sum(axis=0)
+        if factor := multiple_of(got, total):
+            return StepGradientOrigin(factor, step, micros)
+    return None
+
+
+def _sketches(side: Side, rows: Sequence[int]) -> npt.NDArray[np.float64]:
+    return side.sketches_at(np.array(rows)).astype(np.float64)
+
+
+def _step_gradient_before(side: Side, row: int) -> int | None:
+    """Return the row of what the optimizer got of the same parameter in the last step before that has a record."""
+    same = side.kind.among(("step_grad",)) & (side.rank == side.rank[row]) & (side.step < side.step[row])
+    same &= side.has_sketch & (side.module.codes == side.module.codes[row])
+    rows = [each for each in np.flatnonzero(same).tolist() if side.path[each] == side.path[row]]
+    return max(rows, key=lambda each: int(side.step[each]), default=None)
+
+
+def _gradients_from_backward(side: Side, row: int) -> dict[int, list[int]]:
+    """Return the rows of a parameter's gradients from backward up to a step, by step and in order of micro batches."""
     name = full_name(side.module[row], side.path[row])
     same = side.kind.among(("param_grad",)) & (side.rank == side.rank[row]) & (side.step <= side.step[row])
-    by_step: dict[int, list[int]] = {}
-    for each in np.flatnonzero(same).tolist():
+    found: dict[int, list[int]] = {}
+    for each in sorted(np.flatnonzero(same).tolist(), key=lambda each: int(side.micro[each])):
         if full_name(side.module[each], side.path[each].partition("~")[0]) == name:
-            by_step.setdefault(int(side.step[each]), []).append(each)
-    steps = sorted(by_step, reverse=True)
-    needed = np.array([row, *(each for rows in by_step.values() for each in rows)])
-    if not steps or steps[0] != side.step[row] or not side.has_sketch[needed].all():
-        return None
-    got = side.sketches_at(needed[:1])[0].astype(np.float64)
-    total = np.zeros_like(got)
+            found.setdefault(int(side.step[each]), []).append(each)
+    return found
+
+
+def multiple_of(sketch: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+    """Return by which positive factor one sketch is another one's multiple; 0 if it is none."""
     with np.errstate(invalid="ignore", over="ignore"):
-        for step in steps:
-            total += side.sketches_at(np.array(by_step[step])).astype(np.float64).sum(axis=0)
-            if np.linalg.norm(total - got) <= _SAME_SUM * np.linalg.norm(got):
-                return step if step < steps[0] and np.any(got) else None
-    return None
+        size = float(other @ other)
+        factor = float(sketch @ other) / size if size > 0 else 0.0
+        is_multiple = np.linalg.norm(sketch - factor * other) <= _SAME_SUM * np.linalg.norm(sketch)
+    return factor if factor > 0 and is_multiple else 0.0

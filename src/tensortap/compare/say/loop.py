@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from tensortap.compare.align.loop import LoopDifference, LoopDifferences
-from tensortap.compare.align.step_gradients import uncleared_since
 from tensortap.compare.judge.random_draws import draws
-from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 from tensortap.mapping.outline import full_name
 
-__all__ = ["describe_loop", "describe_uncleared", "loop_notes"]
+__all__ = ["describe_loop", "loop_notes"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
 _ONE_SIDED_GRADIENTS = frozenset({Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT})
@@ -40,23 +38,6 @@ def _may_be_drawn(first: Finding, loop: LoopDifferences, explained: bool) -> boo
     if first.cause is Cause.INPUT or draws(first.cls):
         return True
     return first.cause in _OWN_CODE and not (first.arguments or explained) and loop.may_draw_random
-
-
-def describe_uncleared(first: Finding, matched: Matched) -> str:
-    """Return a further sentence if one side did not clear the gradients, so that the optimizer got a sum over steps."""
-    if first.cause is not Cause.STEP_GRADIENT or first.row is None or matched.plan is not None:
-        return ""
-    alignment, found = matched.alignment, {}
-    sides = ("reference", matched.reference, alignment.reference), ("candidate", matched.candidate, alignment.candidate)
-    for name, side, rows in sides:
-        since = uncleared_since(side, int(rows[first.row]))
-        if since is not None:
-            found[name] = since
-    if len(found) != 1:
-        return ""
-    ((name, since),) = found.items()
-    now = first.key.step
-    return f" The {name}'s gradients were not cleared: what its optimizer got sums those of steps {since} to {now}."
 
 
 def loop_notes(loop: LoopDifferences, first: Finding | None, explained: bool = False) -> list[str]:

@@ -12,7 +12,8 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.matching import Matched
 from tensortap.compare.say import beside, sentence
-from tensortap.compare.say.loop import describe_loop, describe_uncleared
+from tensortap.compare.say.gradients import describe_factor, describe_step_gradient
+from tensortap.compare.say.loop import describe_loop
 from tensortap.compare.say.operators import describe_operator
 from tensortap.compare.say.precision import describe_truth
 from tensortap.compare.translate.mapped import frameworks_differ
@@ -64,7 +65,8 @@ def _beside(first: Finding, matched: Matched) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings)
     settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
-    settings += describe_uncleared(first, matched) + beside.describe_order(first, matched)
+    settings = describe_factor(first, matched) + settings + describe_step_gradient(first, matched)
+    settings += beside.describe_order(first, matched)
     settings += beside.describe_ties(first, matched.settings)
     settings = beside.describe_one_sided_modules(first, matched) + beside.describe_class(first, matched) + settings
     return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
