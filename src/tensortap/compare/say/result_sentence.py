@@ -15,6 +15,7 @@ from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.gradients import describe_factor, describe_step_gradient
 from tensortap.compare.say.loop import describe_loop
 from tensortap.compare.say.operators import describe_operator
+from tensortap.compare.say.parameters import describe_changed_parameters
 from tensortap.compare.say.precision import describe_truth
 from tensortap.compare.translate.mapped import frameworks_differ
 from tensortap.core.causes import Cause
@@ -66,7 +67,7 @@ def _beside(first: Finding, matched: Matched) -> str:
     settings = beside.describe_attributes(first, matched.settings)
     settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
     settings = describe_factor(first, matched) + settings + describe_step_gradient(first, matched)
-    settings += beside.describe_order(first, matched)
+    settings += describe_changed_parameters(first, matched) + beside.describe_order(first, matched)
     settings += beside.describe_ties(first, matched.settings)
     settings = beside.describe_one_sided_modules(first, matched) + beside.describe_class(first, matched) + settings
     return describe_operator(first) + settings + beside.describe_dtype(first, matched) + describe_truth(first.truth)
