@@ -11,6 +11,7 @@ import pytest
 from made_runs import Seen, values, write
 
 import tensortap as tt
+from tensortap.compare.measure.kinks import crossed_kink
 from tensortap.core.records import Comparison
 
 Array = npt.NDArray[Any]
@@ -75,3 +76,12 @@ def test_a_parameter_has_no_kinks(tmp_path: Path, keep: bool) -> None:
     weight[3, 4] = 0.0
     result = compared(tmp_path, sent(), keep, weight)
     assert result.first is not None and result.first.key.kind == "param_grad"
+
+
+def test_one_element_of_a_parameters_gradient() -> None:
+    ours = values(3, (128,))
+    theirs = ours * NEAR
+    theirs[29] *= 0.86
+    assert crossed_kink(ours, theirs) is None  # of few elements, one is no outlier
+    found = crossed_kink(ours, theirs, least=32)
+    assert found is not None and found.crossed == 1 and found.rel_l2 < 1e-6

@@ -409,6 +409,7 @@ def pairs_of(matched: Matched) -> Pairs:
         masks=measures.masks,
         shown=measures.shown,
         kink_of=kinks_between(left, right, alignment),
+        including_activation={fusion.reference[0] for fusion in matched.fusions.found},
         step_noise_of=step_noise_between(left, right, alignment),
         keeps_gradients=_keeps_gradients(left, right, alignment),
         is_set_differently=matched.is_set_differently,

@@ -308,8 +308,9 @@ class PairJudge:
 
         With activations that are off by e, about a share of e of them does.
         """
-        evidence = self.evidence
-        if self.structure.kind[row] not in _FLOWING_GRADIENTS or evidence.policy.fixed:
+        evidence, kind = self.evidence, self.structure.kind[row]
+        inside = kind == "param_grad" and self.structure.module[row] in self.pairs.including_activation
+        if not (kind in _FLOWING_GRADIENTS or inside) or evidence.policy.fixed:
             return False
         kink = self.pairs.kink_of(row)
         if kink is None:

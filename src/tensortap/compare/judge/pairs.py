@@ -71,6 +71,8 @@ class Pairs:
     """The reference's sum of magnitudes."""
     mismatched: Floats = field(default_factory=lambda: np.empty(0))
     """Share of elements that differ by more than rounding; NaN if not all elements were measured."""
+    including_activation: Collection[str] = ()
+    """Modules that include the activation after them on one side: gradients of their parameters may cross its kinks."""
     candidate_l2: Floats = field(default_factory=lambda: np.empty(0))
     """The candidate's norm."""
     mixed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
@@ -82,3 +84,8 @@ class Pairs:
     """Outputs in short dtypes that one side computes by a GELU with erf and the other by one with tanh."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""
+
+    @property
+    def unseen_kinks(self) -> float:
+        """Times the root of an activation's error by which kinks may move a gradient, of all that it passed unseen."""
+        return float(2.0 * (1 + len(self.including_activation)) ** 0.5)

@@ -23,6 +23,9 @@ Array = npt.NDArray[Any]
 _FEW = 4
 """Elements that may differ without being zero on a side: overlapping windows of a pooling add several gradients."""
 
+_LEAST_OF_PARAMETERS = 8 * _FEW
+"""Elements of a parameter's gradient of which few may differ. Each sums over all positions, so that one position that
+crossed a kink moves one element of a vector."""
 _DOMINANT = 100.0
 """Share of the difference that these must have in comparison with all others."""
 
@@ -43,17 +46,18 @@ class CrossedKink:
     """How many of them are zero on neither side."""
 
 
-def crossed_kink(ours: Array, theirs: Array) -> CrossedKink | None:
+def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW) -> CrossedKink | None:
     """Return how a pair differs without the elements that are zero on one side alone; None if there are none.
 
-    If these do not explain the difference, the few elements that differ most are left out as well.
+    If these do not explain the difference, the few elements that differ most are left out as well, in tensors of more
+    than `least` elements.
     """
     ours, theirs = (array.astype(np.float64) for array in (ours, theirs))
     crossed = (ours == 0) != (theirs == 0)
     count = int(np.count_nonzero(crossed))
     apart = np.where(crossed, 0.0, np.abs(ours - theirs))
     outliers = np.zeros_like(crossed)
-    if apart.size > 64 * _FEW:
+    if apart.size > least:
         worst = np.argpartition(apart.reshape(-1), -_FEW)[-_FEW:]
         squares = np.square(apart.reshape(-1))
         rest = (squares.sum() - squares[worst].sum()) / apart.size
@@ -75,7 +79,8 @@ def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Cal
     def of_pair(pair: int) -> CrossedKink | None:
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
         if reference.kept[left] and candidate.kept[right]:
-            return crossed_kink(reference.array(left), candidate.array(right))
+            least = _LEAST_OF_PARAMETERS if reference.kind[left] == "param_grad" else 64 * _FEW
+            return crossed_kink(reference.array(left), candidate.array(right), least)
         if candidate.reordered[right]:
             return None
         if not reference.has_sketch[left] or not candidate.has_sketch[right]:

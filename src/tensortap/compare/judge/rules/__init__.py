@@ -305,10 +305,11 @@ def _rounding_of_mean(pair: JudgedPair) -> float:
 
 def _error_of_activations(pair: JudgedPair) -> float:
     """Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps. With activations that are off
-    by e, about a share of e of them does, which moves the gradient by the root of it."""
+    by e, about a share of e of them does, which moves the gradient by the root of it. If one side includes activations
+    in other modules, the gradients before them are not known: what they move adds up in squares."""
     evidence = pair.evidence
     errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
-    return float(2 * max(errors, default=0.0) ** 0.5)
+    return float(evidence.pairs.unseen_kinks * max(errors, default=0.0) ** 0.5)
 
 
 def _absolute_error(pair: JudgedPair) -> float:

@@ -178,7 +178,7 @@ def absolute_error(pairs: PairColumns) -> Floats:
 
 
 def error_of_activations(pairs: PairColumns) -> Floats:
-    return 2 * root(pairs.worst_of(pairs.propagated, "input", "output"))
+    return pairs.evidence.pairs.unseen_kinks * root(pairs.worst_of(pairs.propagated, "input", "output"))
 
 
 def rounding_of_activations(pairs: PairColumns) -> Floats:
