@@ -370,3 +370,21 @@ def test_a_wrong_buffer_before_the_first_step_is_not_excused(tmp_path: Path) -> 
 
     result = compared(tmp_path, run(0), run(0.1))
     assert result.first is not None and result.first.key.kind == "buffer", result.sentence
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(1e-5, "match"), (4e-3, "diverged")])
+def test_a_matrix_whose_gradient_is_a_product_with_short_numbers(tmp_path: Path, off: float, verdict: str) -> None:
+    """Under autocast, a Linear after a norm gets float32 and a gradient in bfloat16, and both sides keep float32."""
+
+    def seen(factor: float) -> list[Seen]:
+        weight = values(3, (32, 16))
+        weight[0] *= np.float32(factor)
+        return [
+            Seen("fc", values(1, (64, 16)), "input"),
+            Seen("fc", values(2, (64, 32)).astype(ml_dtypes.bfloat16), "output"),
+            Seen("fc", values(4, (64, 32)).astype(ml_dtypes.bfloat16), "grad_output"),
+            Seen("fc", weight, "param_grad", path="weight"),
+        ]
+
+    result = tt.compare(write(tmp_path / "a", seen(1.0)), write(tmp_path / "b", seen(1 + off * 32**0.5)))
+    assert result.verdict == verdict, result.sentence

@@ -325,7 +325,10 @@ def _absolute_error(pair: JudgedPair) -> float:
 
 
 def _rounding_of_activations(pair: JudgedPair) -> float:
-    return max((pair.evidence.base[source] for source in pair.right_activations), default=0.0) / 8
+    """A product of short numbers is rounded to their dtype, also if it is kept in a longer one. Under autocast, the
+    gradient at the output may be short where the input is not."""
+    factors = pair.right_activations + pair.sources_of("grad_output")
+    return max((pair.evidence.base[source] for source in factors), default=0.0) / 8
 
 
 def _rounding_of_cancelled_gradient(pair: JudgedPair) -> float:
@@ -436,7 +439,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(_ACTIVATIONS, is_of(*GRADIENT_KINDS), _error_of_activations, in_columns=columns.error_of_activations),
     Rule(
-        "rounding of the activations' dtype",
+        "rounding of the dtype of activations and gradients",
         is_of("param_grad"),
         _rounding_of_activations,
         in_columns=columns.rounding_of_activations,

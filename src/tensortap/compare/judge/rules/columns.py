@@ -182,7 +182,7 @@ def error_of_activations(pairs: PairColumns) -> Floats:
 
 
 def rounding_of_activations(pairs: PairColumns) -> Floats:
-    return pairs.worst_of(pairs.evidence.pairs.base[pairs.sources], "input", "output") / 8
+    return pairs.worst_of(pairs.evidence.pairs.base[pairs.sources], "input", "output", "grad_output") / 8
 
 
 def error_of_unrecorded_gradients(pairs: PairColumns) -> Floats:
