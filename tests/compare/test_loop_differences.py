@@ -279,6 +279,7 @@ def test_the_sentence_says_that_the_optimizer_got_no_gradients(train_tied: Train
         ),
         ({"micros": 2}, {"micros": 2, "scale": 2.0}, "It is 2 times the reference's, and the step has 2 micro batches"),
         ({}, {"scale": 3.0}, "check the loss and its scaling. It is 3 times the reference's."),
+        ({}, {"scale": 1.0005}, "check the loss and its scaling. It is 1.0005 times the reference's."),
     ],
 )
 def test_the_sentence_says_by_what_gradients_are_scaled(

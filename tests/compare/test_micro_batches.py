@@ -50,6 +50,7 @@ class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        nn.init.zeros_(self.key.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(1, 2)
@@ -74,6 +75,14 @@ def test_a_sum_that_cancels_out_is_rounding_in_any_split(tmp_path: Path) -> None
     a = record_attention(tmp_path / "a", 1)
     right = tt.compare(a, record_attention(tmp_path / "b", 2))
     assert right.verdict == "match", right.sentence
-    assert "consist of rounding alone on both sides, as key · step_grad bias" in right.sentence
+    assert "of rounding alone on both sides" in right.sentence and "key · step_grad bias" in right.sentence
     wrong = tt.compare(a, record_attention(tmp_path / "c", 2, factor=1.01))
     assert wrong.first is not None and wrong.first.key.module != "key"
+
+
+def test_a_parameter_that_rounding_alone_moves_is_explained(tmp_path: Path) -> None:
+    right = tt.compare(record_attention(tmp_path / "a", 1), record_attention(tmp_path / "b", 2))
+    assert (
+        "key · param bias" in right.sentence
+        and "the gradients that move it consist of rounding alone" in right.sentence
+    )

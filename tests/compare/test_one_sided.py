@@ -447,3 +447,23 @@ def test_the_roots_own_code_gets_no_tolerance_from_other_gradients(tmp_path: Pat
         ran(tmp_path / name, model, steps=3, after=later)
     result = tt.compare(tmp_path / "a", tmp_path / "b")
     assert result.first is not None and result.first.module == ""
+
+
+def test_a_parameter_that_two_forwards_use_before_one_backward(tmp_path: Path) -> None:
+    """Its gradient comes once, in the micro step of either: it is neither missing nor extra, and compared."""
+
+    def record(name: str, first: bool) -> Path:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
+        model.forward = lambda x: (model["a"](x), model["b"](x))  # type: ignore[method-assign, assignment]
+        x = torch.linspace(-1, 1, 8).view(2, 4)
+        with tt.capture(model, tmp_path / name) as tap:
+            one, other = model(x), model(x)
+            used = one[1] if first else one[1].detach()
+            (one[0].sum() + other[0].square().sum() + other[1].sum() + used.square().sum()).backward()
+            tap.step()
+        return tmp_path / name
+
+    result = tt.compare(record("a", first=False), record("b", first=True))
+    assert result.first is not None and result.first.module == "b", result.sentence
+    assert "never comes" not in result.sentence

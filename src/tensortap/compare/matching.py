@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.call_patterns import OtherCalls, without_other_calls
 from tensortap.compare.align.calls import CallDifferences
+from tensortap.compare.align.moved_gradients import with_moved_gradients
 from tensortap.compare.align.operators import OperatorAlignment, align_operators
 from tensortap.compare.align.settings import SettingDifferences
 from tensortap.compare.align.side import Bools, Scope, Side, has_evaluation, has_operators
@@ -224,6 +225,8 @@ def match(
     if plan is not None:
         alignment = without_ignored(alignment, left, plan)
     alignment, splits = without_other_splits(left, right, alignment)
+    if plan is None and not steps:
+        alignment = with_moved_gradients(left, right, alignment)
     alignment, patterns = without_other_calls(left, right, alignment)
     if joining:
         alignment = joining.without_unjoined(left, right, alignment)

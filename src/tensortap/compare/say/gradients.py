@@ -16,6 +16,8 @@ __all__ = ["describe_factor", "describe_step_gradient"]
 
 _SAME_FACTOR = 1e-3
 """Relative difference up to which two factors are one."""
+_MOST_BESIDE = 0.1
+"""Share of a difference that a factor need not explain."""
 
 
 class _Got(NamedTuple):
@@ -40,10 +42,11 @@ def describe_factor(first: Finding, matched: Matched) -> str:
     ours, theirs = (
         side.sketches_at(np.array([row]), size)[0].astype(np.float64) for side, row in zip(sides, rows, strict=True)
     )
-    if not multiple_of(theirs, ours):
+    factor = multiple_of(theirs, ours)
+    if np.linalg.norm(theirs - factor * ours) > _MOST_BESIDE * np.linalg.norm(theirs - ours):
         return ""
     factor = float(sides[1].l2[rows[1]] / sides[0].l2[rows[0]])  # norms are more exact than sketches
-    times = f" It is {factor:.4g} times the reference's"
+    times = f" It is {factor:.5g} times the reference's"
     micros = _micro_batches(matched.candidate, rows[1])
     if micros > 1 and any(abs(factor / each - 1) < _SAME_FACTOR for each in (micros, 1 / micros)):
         return f"{times}, and the step has {micros} micro batches: check by what each loss is divided."

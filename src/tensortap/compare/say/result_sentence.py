@@ -122,12 +122,23 @@ def _worst(matched: Matched, judgement: Judgement) -> str:
         parts.append(sentence.describe_worst(float(off[worst]), str(left.key(int(rows[worst])))))
     if large.any():
         worst = int(np.argmax(np.where(large, off, -1.0)))
-        words = float(off[worst]), str(left.key(int(rows[worst]))), judgement.rule[worst]
+        words = float(off[worst]), str(left.key(int(rows[worst]))), _why_large(worst, matched, judgement)
         parts.append(sentence.describe_large(int(large.sum()), *words, alone=not parts))
     if alone.any():
         key = str(left.key(int(rows[np.argmax(alone)])))
         parts.append(sentence.describe_rounding_alone(int(alone.sum()), key, alone=not parts))
     return "; ".join(parts)
+
+
+def _why_large(pair: int, matched: Matched, judgement: Judgement) -> str:
+    """Return the rule that allows a large difference; of a parameter, whether its gradient explains it."""
+    left, rows = matched.reference, matched.alignment.reference
+    row = int(rows[pair])
+    if left.kind[row] != "param":
+        return judgement.rule[pair]
+    moved = {(left.module[int(rows[each])], left.path[int(rows[each])]) for each in judgement.cancelling}
+    alone = (left.module[row], left.path[row]) in moved
+    return "the gradients that move it consist of rounding alone" if alone else judgement.rule[pair]
 
 
 def _hidden(matched: Matched, judgement: Judgement, until: int) -> float | None:
