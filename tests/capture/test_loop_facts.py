@@ -300,3 +300,21 @@ def test_the_same_on_a_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, d
     there = train(tmp_path / "there")
     assert there == here
     assert {key.step for key in here if key.kind == "step_grad"} == {1, 4}
+
+
+def test_frozen_parameters_and_buffers() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model[0].bias.requires_grad_(False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, optimizer=sgd) as tap:
+        for step in range(3):
+            model[0].weight.requires_grad_(step < 2)
+            model(torch.ones(2, 3)).square().sum().backward()
+            sgd.step()
+            sgd.zero_grad()
+    facts = tap.run.loop()
+    assert facts.value("buffers", 0) == {"names": ["1.running_mean", "1.running_var", "1.num_batches_tracked"]}
+    assert [(each.step, each.value["names"]) for each in facts.changes("frozen", "")] == [
+        (0, ["0.bias"]),
+        (2, ["0.weight", "0.bias"]),
+    ]
