@@ -436,7 +436,7 @@ def _off(finding: Finding, tensors: tuple[ComparedTensor, ComparedTensor]) -> st
     if finding.status == "nonfinite" and ours.nonfinite > theirs.nonfinite:
         return "is finite where the reference's is not"
     if finding.status == "nonfinite" and ours.nonfinite == theirs.nonfinite:
-        return "has other NaN or Inf than the reference's"
+        return f"has other NaN or Inf than the reference's, which has {ours.nonfinite:,} itself"
     if finding.status == "nonfinite":
         return "is not finite where the reference's is"
     if finding.rel_l2 == float("inf") and ours.l2 == 0:
