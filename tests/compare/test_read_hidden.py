@@ -57,7 +57,8 @@ class _Decoder(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def record(path: Path, boolean: bool, reads: bool, keep: str, factor: float = 1.0) -> Path:
+def built(boolean: bool, reads: bool) -> tuple[_Decoder, dict[str, Tensor]]:
+    """Return a model and its batch."""
     torch.manual_seed(0)
     model = _Decoder(boolean)
     tokens = torch.randint(1, _WORDS, (_ROWS, _LENGTH))
@@ -65,10 +66,15 @@ def record(path: Path, boolean: bool, reads: bool, keep: str, factor: float = 1.
     labels = tokens.masked_fill(mask == 0, -100)
     if not reads:  # the first token of a text is predicted from the last padding before it
         labels = labels.scatter(1, mask.argmax(1, keepdim=True), -100)
+    return model, {"tokens": tokens, "attention_mask": mask, "labels": labels}
+
+
+def record(path: Path, boolean: bool, reads: bool, keep: str, factor: float = 1.0) -> Path:
+    model, batch = built(boolean, reads)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tt.capture(model, path, keep=keep, optimizer=optimizer):
         for _ in range(2):
-            (factor * model(tokens, attention_mask=mask, labels=labels)["loss"]).backward()
+            (factor * model(**batch)["loss"]).backward()
             optimizer.step()
             optimizer.zero_grad()
     return path
@@ -94,3 +100,20 @@ def test_a_wrong_loss_is_named_beside_hidden_positions_that_it_reads(tmp_path: P
     reference = record(tmp_path / "a", False, True, "tensors")
     found = tt.compare(reference, record(tmp_path / "b", True, True, "tensors", factor=1.01))
     assert found.first is not None and found.first.cause == "loss", found.sentence
+
+
+@pytest.mark.parametrize(("reads", "verdict"), [(True, "incomparable"), (False, "match")])
+def test_in_a_check(tmp_path: Path, reads: bool, verdict: str) -> None:
+    model, batch = built(False, reads)
+    kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+    with tt.capture(model, tmp_path / "a", keep="tensors", kinds=kinds):
+        model(**batch)["loss"].backward()
+    for scale in (1.0, 1.1):
+        model, _ = built(True, reads)
+        model.blocks[1].mlp.register_forward_hook(lambda module, args, output, scale=scale: output * scale)
+        with tt.check(model, tmp_path / "a") as check:
+            model(**batch)["loss"].backward()
+        if scale == 1.0:
+            assert check.result.verdict == verdict, check.result.sentence
+        else:
+            assert {birth.module for birth in check.result.births} == {"blocks.1.mlp"}

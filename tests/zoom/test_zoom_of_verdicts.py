@@ -146,3 +146,15 @@ def test_check_names_the_command(sides: tuple[Any, Any], tmp_path: Path) -> None
 def test_other_models_are_refused_before_anything_is_compared(models: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         tt.compare(tmp_path / "a", tmp_path / "b", zoom=models)
+
+
+def test_no_line_is_to_be_found_of_another_loss(sides: tuple[Any, Any], tmp_path: Path) -> None:
+    runs = []
+    for factor in (1.0, 2.0):
+        model = sides[0].make()
+        with tt.capture(model, tmp_path / str(factor), keep="tensors"):
+            (factor * model(torch.ones(2, 6, 16)).square().sum()).backward()
+        runs.append(tmp_path / str(factor))
+    result = tt.compare(*runs)
+    assert result.first is not None and result.first.cause == "loss"
+    assert not any("to find the line" in note for note in result.notes)

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.align.alignment import Renames, align
+from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
@@ -27,6 +28,7 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
+from tensortap.compare.judge.read_hidden import find_read_in_isolation
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
@@ -114,6 +116,9 @@ def conclude_live(
     if born and not missing:
         unread = find_unread(judgement, pairs, structure, policy, born)
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
+        if isolation is not None:
+            read = find_read_in_isolation(judgement, pairs, structure, born, partial(_kept, left, alignment))
+            judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
     precision = NO_PRECISION
     if isolation is not None and truth is not None:
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}
@@ -154,6 +159,12 @@ def conclude_live(
             text = f"Cannot tell whether all ranks match. {text}"
     # A model that ran cannot be compared again from a command line: no options.
     return replace(result, options=None, notes=notes, sentence=text)
+
+
+def _kept(side: Side, alignment: Alignment, pair: int) -> npt.NDArray[Any] | None:
+    """Return the reference's tensor of a pair; None if it was not kept."""
+    row = int(alignment.reference[pair])
+    return side.array(row) if side.kept[row] else None
 
 
 def _truth_pairs(

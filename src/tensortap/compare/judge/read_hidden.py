@@ -7,18 +7,23 @@ gradients differ, and no code is wrong: from there on, nothing can be judged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import UnreadDifferences
-from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
-from tensortap.core.records import WRONG_STATUSES, Finding
+from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS, Positions, along
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding
 
-__all__ = ["READ_HIDDEN", "find_read_hidden"]
+__all__ = ["READ_HIDDEN", "find_read_hidden", "find_read_in_isolation"]
+
+Array = npt.NDArray[Any]
 
 READ_HIDDEN = "the loss reads positions that a mask hides"
 _MOST_ALONG = 0.5
@@ -56,6 +61,47 @@ def find_read_hidden(
     steps = np.array([each[1] for each in structure.scope])
     wrong = np.flatnonzero(judgement.having(*WRONG_STATUSES) & (steps >= scope[1])).tolist()
     return UnreadDifferences(frozenset([*wrong, *rows]), READ_HIDDEN)
+
+
+def find_read_in_isolation(
+    judgement: Judgement,
+    pairs: Pairs,
+    structure: Structure,
+    births: Sequence[Finding],
+    gradient_of: Callable[[int], Array | None],
+) -> UnreadDifferences:
+    """Return the wrong gradients of attention that was given one at positions that its mask hides, in a check.
+
+    There, each kind of attention sends back something else. Other modules are judged as usual.
+
+    gradient_of: returns the reference's tensor of a row; None if it was not kept.
+    """
+    masks = {structure.module[row]: mask for row, mask in pairs.masks.items() if mask.is_other_convention}
+    excused = set()
+    for birth in births:
+        mask = masks.get(birth.module)
+        if mask is None or mask.positions is None or birth.row is None or birth.key.kind not in GRADIENT_KINDS:
+            continue
+        scope = structure.scope[birth.row]
+        calls = structure.calls_of_module.get((scope, birth.module), ())
+        given = [gradient_of(row) for call in calls for row in call.of("grad_output")]
+        if any(each is not None and _is_at(mask.positions, each) for each in given):
+            excused.add(birth.module)
+    wrong = judgement.having(*WRONG_STATUSES)
+    rows = {birth.row for birth in births if birth.module in excused and birth.row is not None}
+    rows |= {
+        row
+        for row in np.flatnonzero(wrong).tolist()
+        if structure.kind[row] in GRADIENT_KINDS
+        and any(structure.module[row] == module or is_within(structure.module[row], module) for module in excused)
+    }
+    return UnreadDifferences(frozenset(rows), READ_HIDDEN)
+
+
+def _is_at(positions: Positions, gradient: Array) -> bool:
+    """Whether a gradient is not zero at some of these positions."""
+    where = along(positions, gradient.shape)
+    return where is not None and bool(np.any(np.where(where, gradient.astype(np.float64), 0.0)))
 
 
 def _is_scaled(row: int, pairs: Pairs) -> bool:

@@ -53,8 +53,11 @@ def describe_factor(first: Finding, matched: Matched) -> str:
     return f"{times}."
 
 
-def describe_step_gradient(first: Finding, matched: Matched) -> str:
-    """Return a further sentence about what each side's optimizer got, as a multiple of the gradients from backward."""
+def describe_step_gradient(first: Finding, matched: Matched, isolated: bool = False) -> str:
+    """Return a further sentence about what each side's optimizer got, as a multiple of the gradients from backward.
+
+    isolated: the candidate's gradients are those on the reference's inputs, and may not be what its optimizer got.
+    """
     if first.cause is not Cause.STEP_GRADIENT or first.row is None or matched.plan is not None:
         return ""
     alignment = matched.alignment
@@ -70,7 +73,8 @@ def describe_step_gradient(first: Finding, matched: Matched) -> str:
             return f" The {one.side}'s gradients were not cleared: what its optimizer got sums those of {steps}."
         if one.origin.is_last_micro:
             return f" What the {one.side}'s optimizer got is the gradient of its last micro batch alone."
-    if ours.origin is None and theirs.origin is None:
+    known = [got.origin is not None for got in (ours, theirs)]
+    if not (all(known) if isolated else any(known)):
         return ""
     return f" {_in_words(ours)}; {_in_words(theirs)[0].lower()}{_in_words(theirs)[1:]}."
 

@@ -42,7 +42,7 @@ def sentence_of(
     tensors = None if first.row is None else _compared_tensors(matched, first.row)
     if isolated:
         said = sentence.describe_isolated(births, tensors, several) + sentence.describe_call(first)
-        return said + _beside(first, matched)
+        return said + beside.describe_given(first, matched) + _beside(first, matched, isolated)
     forward = _forward(matched, judgement, first)
     candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
     steps = _other_steps(matched, first.key.step)
@@ -62,11 +62,11 @@ def sentence_of(
     return divergence + called + _beside(first, matched) + (steps or unseen)
 
 
-def _beside(first: Finding, matched: Matched) -> str:
+def _beside(first: Finding, matched: Matched, isolated: bool = False) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings)
     settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
-    settings = describe_factor(first, matched) + settings + describe_step_gradient(first, matched)
+    settings = describe_factor(first, matched) + settings + describe_step_gradient(first, matched, isolated)
     settings += describe_changed_parameters(first, matched) + beside.describe_order(first, matched)
     settings += beside.describe_ties(first, matched.settings)
     settings = beside.describe_one_sided_modules(first, matched) + beside.describe_class(first, matched) + settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensortap.core.causes import OUTSIDE_CAUSES, PARAMETER_CAUSES
 from tensortap.core.records import Comparison, display_name
 from tensortap.store import Run
 
@@ -15,6 +16,8 @@ def zoom_hint(comparison: Comparison, reference: Run, candidate: str | None = No
     """
     first = comparison.first
     if first is None or comparison.verdict != "diverged" or first.key.phase not in ("forward", "backward"):
+        return []
+    if first.cause in OUTSIDE_CAUSES | PARAMETER_CAUSES:  # no code of a module made it
         return []
     if len({side.get("framework") for side in comparison.info.values()}) != 1:
         return []
