@@ -47,7 +47,7 @@ class SettingDifferences:
     def attributes(self) -> dict[str, tuple[ArgumentDifference, ...]]:
         """By module, in the reference's names: the attributes that both sides have, and that differ."""
         found = {}
-        for ours, theirs in self._modules_alike() if self._comparable else ():
+        for ours, theirs in self._modules_alike if self._comparable else ():
             values = self._value("reference", "attributes", ours), self._value("candidate", "attributes", theirs)
             if None not in values and (others := tuple(_others(*values))):  # type: ignore[arg-type]
                 found[ours] = others
@@ -64,7 +64,7 @@ class SettingDifferences:
 
     @cached_property
     def _alike(self) -> set[str]:
-        return {ours for ours, theirs in self._modules_alike() if self._value("candidate", "attributes", theirs)}
+        return {ours for ours, theirs in self._modules_alike if self._value("candidate", "attributes", theirs)}
 
     def modes(self, module: str, step: int) -> tuple[bool, bool] | None:
         """Return whether a module is in training mode at a step, in the reference and in the candidate, if that
@@ -82,7 +82,7 @@ class SettingDifferences:
                 self._loop("reference").value("attributes", step, ours),
                 self._loop("candidate").value("attributes", self.loop.their_step(step), theirs),
             )
-            for ours, theirs in self._modules_alike()
+            for ours, theirs in self._modules_alike
             if ours == module
         ]
         return [(ours, theirs) for ours, theirs in found if ours is not None and theirs is not None]
@@ -126,6 +126,7 @@ class SettingDifferences:
         names = dict(self.modules()) if ours and theirs else {}
         return LoopDifferences(ours, theirs, steps, lambda name: _renamed(name, names))
 
+    @cached_property
     def _modules_alike(self) -> list[tuple[str, str]]:
         """Return the modules that both sides have, without those that only share weights under two names: one of these
         may be a part of the other."""
