@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
 from .blind_third_models import THIRD
 from .building import (
@@ -336,4 +337,4 @@ SECOND: dict[str, Family] = {
     ),
 }
 
-BLIND = FIRST | SECOND | THIRD | FOURTH
+BLIND = FIRST | SECOND | THIRD | FOURTH | FIFTH

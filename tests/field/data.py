@@ -10,10 +10,10 @@ WORDS, LENGTH, ROWS, CLASSES = 96, 12, 4, 5
 Batch = dict[str, Tensor]
 
 
-def language(random: torch.Generator, *, pad: int = 0) -> Batch:
+def language(random: torch.Generator, *, pad: int = 0, length: int = LENGTH) -> Batch:
     """Tokens, their mask, and labels that leave the padding out."""
-    tokens = torch.randint(3, WORDS, (ROWS, LENGTH), generator=random)
-    mask = (torch.arange(LENGTH) < torch.tensor([LENGTH, 9, LENGTH, 6])[:, None]).long()
+    tokens = torch.randint(3, WORDS, (ROWS, length), generator=random)
+    mask = (torch.arange(length) < torch.tensor([length, length * 3 // 4, length, length // 2])[:, None]).long()
     return {
         "input_ids": tokens.masked_fill(mask == 0, pad),
         "attention_mask": mask,
@@ -27,9 +27,9 @@ def unpadded(random: torch.Generator) -> Batch:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def classified(random: torch.Generator, *, pad: int = 0) -> Batch:
+def classified(random: torch.Generator, *, pad: int = 0, length: int = LENGTH) -> Batch:
     """Tokens, their mask, and a class for each row."""
-    batch = language(random, pad=pad)
+    batch = language(random, pad=pad, length=length)
     return batch | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
 
 
@@ -70,9 +70,9 @@ def recordings(random: torch.Generator) -> Batch:
     }
 
 
-def padded_left(random: torch.Generator) -> Batch:
+def padded_left(random: torch.Generator, *, length: int = LENGTH) -> Batch:
     """Tokens with padding before them, as for generation. No loss reads what attention makes of the padding."""
-    batch = {name: value.flip(1) for name, value in language(random).items()}
+    batch = {name: value.flip(1) for name, value in language(random, length=length).items()}
     first = batch["attention_mask"].argmax(1, keepdim=True)
     return batch | {"labels": batch["labels"].scatter(1, first, -100)}
 
@@ -133,4 +133,26 @@ def spoken(random: torch.Generator) -> Batch:
         "input_features": torch.randn(ROWS, 24, 8, generator=random) * mask[..., None],
         "attention_mask": mask,
         "labels": torch.randint(3, WORDS, (ROWS, LENGTH), generator=random),
+    }
+
+
+def forms(random: torch.Generator) -> Batch:
+    """Tokens with their boxes on a page, and a class for each of them."""
+    batch = language(random)
+    corner = torch.randint(0, 16, (ROWS, LENGTH, 2), generator=random)
+    size = torch.randint(1, 16, (ROWS, LENGTH, 2), generator=random)
+    labels = torch.randint(CLASSES, (ROWS, LENGTH), generator=random)
+    labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
+    return batch | {"bbox": torch.cat((corner, corner + size), -1), "labels": labels}
+
+
+def framed(random: torch.Generator) -> Batch:
+    """Images, of which a part may be margin, with a class and a box for each of six objects."""
+    mask = torch.ones(ROWS, 64, 64, dtype=torch.long)
+    mask[1, :, 48:], mask[3, 32:] = 0, 0
+    return {
+        "pixel_values": torch.randn(ROWS, 3, 64, 64, generator=random) * mask[:, None],
+        "pixel_mask": mask,
+        "classes": torch.randint(CLASSES, (ROWS, 6), generator=random),
+        "boxes": torch.rand(ROWS, 6, 4, generator=random),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
 from .blind_models import SECOND
 from .blind_third_models import THIRD
@@ -96,6 +97,8 @@ _PADDED = (
     "gemma",
     "nomic_bert",
     "prelayernorm",
+    "arcee",
+    "xlm_roberta",
 )
 _IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer", "levit", "mobilevitv2")
 
@@ -131,7 +134,7 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
-    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH).items()):
+    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
         if of.attention:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")

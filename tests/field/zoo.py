@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .blind_decoders import BLIND_DECODERS
 from .blind_encoders import BLIND_ENCODERS
+from .blind_fifth_decoders import FIFTH_DECODERS
+from .blind_fifth_encoders import FIFTH_ENCODERS
 from .blind_fourth_decoders import FOURTH_DECODERS
 from .blind_fourth_encoders import FOURTH_ENCODERS
 from .blind_second_decoders import SECOND_DECODERS
@@ -34,4 +36,6 @@ MISTAKES = [
     *THIRD_ENCODERS,
     *FOURTH_DECODERS,
     *FOURTH_ENCODERS,
+    *FIFTH_DECODERS,
+    *FIFTH_ENCODERS,
 ]
