@@ -130,6 +130,28 @@ def test_no_mask_at_all(tmp_path: Path, keep: bool) -> None:
         assert "mask to block.attn (input mask)" in lost.sentence
 
 
+def two_attentions(mask: Array | None, off: tuple[float, float]) -> list[Seen]:
+    """A model that hands one mask to two attentions; `off` are their mistakes."""
+    x, seen = values(1, (2, 24, 16)), []
+    for number, each in enumerate(off):
+        name = f"layers.{number}"
+        seen += [Seen(name, x, "input", tensor=100 + number)]
+        seen += [] if mask is None else [Seen(name, mask, "input", path="mask", tensor=99)]
+        x = values(2 + number, (2, 24, 16)) + np.float32(each)
+        seen += [Seen(name, x, tensor=101 + number)]
+    return [Seen("", values(1, (2, 24, 16)), "input", tensor=100), *seen, Seen("", x, tensor=102)]
+
+
+@pytest.mark.parametrize(("off", "cause"), [((0.0, 0.5), "output"), ((0.5, 0.5), "lost_mask")])
+def test_a_lost_mask_is_not_blamed_where_another_does_without(
+    tmp_path: Path, off: tuple[float, float], cause: str
+) -> None:
+    padded = CONVENTIONS["float32"](causal(window=99))
+    ours = write(tmp_path / "a", two_attentions(padded, (0.0, 0.0)))
+    result = tt.compare(ours, write(tmp_path / "b", two_attentions(None, off)))
+    assert result.first is not None and result.first.cause == cause, result.sentence
+
+
 @KEEP
 def test_numbers_beside_a_mask_are_compared(tmp_path: Path, keep: bool) -> None:
     """A bias with a mask in it: the numbers at the edge of the range do not drown the others."""

@@ -29,6 +29,10 @@ class Cause(str, Enum):
     """The code of a container hands a module no mask where the reference's hides something from it."""
     EXTRA_MASK = "extra_mask"
     """The code of a container hands a module a mask where the reference's hands none."""
+    LOST_INPUT = "lost_input"
+    """The code of a container hands a module None where the reference's hands it numbers."""
+    EXTRA_INPUT = "extra_input"
+    """The code of a container hands a module numbers where the reference's hands it None."""
     HANDED_ON = "handed_on"
     """A module, whose output was not recorded, hands a wrong value to another."""
     BUFFER = "buffer"
@@ -129,7 +133,15 @@ OUTSIDE_CAUSES = frozenset(
 )
 """Causes outside the modules: what the model was given, and what came back from the loss."""
 CONTAINER_CAUSES = frozenset(
-    {Cause.CONTAINER_CODE, Cause.CONTAINER_BACKWARD, Cause.MISSING_IN_CONTAINER, Cause.LOST_MASK, Cause.EXTRA_MASK}
+    {
+        Cause.CONTAINER_CODE,
+        Cause.CONTAINER_BACKWARD,
+        Cause.MISSING_IN_CONTAINER,
+        Cause.LOST_MASK,
+        Cause.EXTRA_MASK,
+        Cause.LOST_INPUT,
+        Cause.EXTRA_INPUT,
+    }
 )
 """Causes in the code of a container, between the modules that it calls."""
 
@@ -217,6 +229,20 @@ CAUSES: dict[Cause, CauseWording] = {
         "The runs part in the own code of {name}: in {where}, it hands a mask to {module} (input {path}), and the "
         "reference hands it none.",
         "in {where}, the own code of {name} hands a mask to {module} (input {path}), and the reference hands it none",
+        born_in=f"in the {_BETWEEN}",
+    ),
+    Cause.LOST_INPUT: CauseWording(
+        "tensor not handed on",
+        "The runs part in the own code of {name}: in {where}, it hands None to {module} (input {path}), and the "
+        "reference hands it a tensor.",
+        "in {where}, the own code of {name} hands None to {module} (input {path}), and the reference hands it a tensor",
+        born_in=f"in the {_BETWEEN}",
+    ),
+    Cause.EXTRA_INPUT: CauseWording(
+        "tensor that the reference does not hand on",
+        "The runs part in the own code of {name}: in {where}, it hands a tensor to {module} (input {path}), and the "
+        "reference hands it None.",
+        "in {where}, the own code of {name} hands a tensor to {module} (input {path}), and the reference hands it None",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.BUFFER: CauseWording(

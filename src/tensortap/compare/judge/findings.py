@@ -10,7 +10,7 @@ import numpy as np
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import cause_of, is_within
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.lost_masks import LostMask, outermost_without
+from tensortap.compare.judge.lost_masks import LostMask, innermost_without, outermost_without
 from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.core.arguments import ArgumentDifference
 from tensortap.core.causes import Cause
@@ -90,7 +90,27 @@ class FindingBuilder:
             return None
         spot = self.structure.scope[row], self.module_to_blame(row, attribution)
         calls = (call for call in self.structure.calls_of_module.get(spot, ()) if call.spot in self.lost_masks)
-        return next((outermost_without(call, self.lost_masks) for call in calls), None)
+        return next((outermost_without(call, self.lost_masks) for call in calls if self._needs_mask(call)), None)
+
+    def _needs_mask(self, call: CallRows) -> bool:
+        """Whether a call that lacks a mask is wrong because of that: something inside that would read it is, and
+        nothing that lacks the same mask is right, as an attention that knows by itself that it is causal."""
+        lost = self.lost_masks
+        content = lost[call.spot].content
+        same = (self._call_at(spot) for spot, mask in lost.items() if spot[0] == call.scope and mask.content == content)
+        without = [each for other in same if other is not None for each in innermost_without(other, lost)]
+        if any(self._is_right(each) for each in without):
+            return False
+        return not all(self._is_right(each) for each in innermost_without(call, lost))
+
+    def _call_at(self, spot: Spot) -> CallRows | None:
+        calls = self.structure.calls_of_module.get(spot[:2], ())
+        return next((call for call in calls if call.number == spot[2]), None)
+
+    def _is_right(self, call: CallRows) -> bool:
+        """Whether all that a call returns, and hands to the modules inside, is right."""
+        made = [*call.of("output"), *(row for child in call.children for row in child.of("input"))]
+        return bool(made) and all(self.judgement.status[row] in ("equal", "close") for row in made)
 
     def _cause(self, row: int, attribution: Attribution) -> Cause:
         container = self._container(row, attribution)

@@ -1,8 +1,9 @@
-"""Masks that one side hands to a module while the other hands none.
+"""Masks, and other tensors, that one side hands to a module while the other hands none.
 
 None means the same as a mask that hides nothing, and to an attention that knows it is causal, the same as a causal one.
 A mask that hides anything else, such as padding, is missed by what it was meant for: then the code that should have
-handed it on is at fault, not the module that did as it was told.
+handed it on is at fault, not the module that did as it was told. So it is with numbers, such as an embedding of
+positions, in place of which the other side hands a module of the same class None.
 """
 
 from __future__ import annotations
@@ -17,32 +18,57 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.structure import CallRows, Spot
 from tensortap.compare.measure.masks import hidden_pattern
+from tensortap.core.arguments import read
 from tensortap.core.causes import Cause
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["LostMask", "find_lost_masks", "outermost_without"]
+__all__ = ["LostMask", "find_lost_masks", "innermost_without", "outermost_without"]
 
 _MOST_ELEMENTS = 1 << 27
 """Masks beyond this are not compared with a causal one, which would have to be made first."""
 
 
 class LostMask(NamedTuple):
-    """A mask that one side alone hands to a call."""
+    """A mask, or another tensor, that one side alone hands to a call."""
 
     path: str
     cause: Cause
+    content: tuple[tuple[int, ...], int] = ((), 0)
+    """Its shape, and how many elements it hides; -1 if it is not a mask."""
 
 
 def find_lost_masks(
     reference: Side, candidate: Side, alignment: Alignment, has_same_settings: Callable[[str], bool]
 ) -> Mapping[Spot, LostMask]:
     """Return the calls that one side alone gives a mask that hides something other than the future; or the future, to
-    a module with the same settings on both sides: it knows that it is causal on both, or on none.
+    a module with the same settings on both sides: it knows that it is causal on both, or on none. And those that one
+    side gives numbers, and the other None.
     """
-    found = dict(_hiding(candidate, alignment.only_candidate, Cause.EXTRA_MASK, has_same_settings))
+    found = dict(_given_none(candidate, reference, alignment.only_candidate, Cause.EXTRA_INPUT))
+    found.update(_given_none(reference, candidate, alignment.only_reference, Cause.LOST_INPUT))
+    found.update(_hiding(candidate, alignment.only_candidate, Cause.EXTRA_MASK, has_same_settings))
     found.update(_hiding(reference, alignment.only_reference, Cause.LOST_MASK, has_same_settings))
     return found
+
+
+def _given_none(side: Side, other: Side, alone: Any, cause: Cause) -> Iterator[tuple[Spot, LostMask]]:
+    """Yield the calls that one side hands numbers, and the other hands None in their place."""
+    if not len(alone):
+        return
+    numbers = [name for name in side.dtype.words if "float" in name]
+    rows = alone[side.kind.among(("input",))[alone] & side.dtype.among(numbers)[alone]]
+    codes, firsts = np.unique(other.module.codes, return_index=True)
+    classes = {other.module.words[code]: other.cls[first] for code, first in zip(codes, firsts, strict=True)}
+    for row in rows.tolist():
+        rank, module, path = int(side.rank[row]), side.module[row], side.path[row]
+        calls = other.run.calls(rank) if rank in other.ranks else None
+        if calls is None or classes.get(module) != side.cls[row]:
+            continue
+        step, micro, number = (int(column[row]) for column in (side.step, side.micro, side.call))
+        given = read(calls.of(step, micro, module, number))
+        if path in given and given[path] is None:
+            yield ((rank, step, micro), module, number), LostMask(path, cause, (side.shape(row), -1))
 
 
 def _hiding(
@@ -54,7 +80,10 @@ def _hiding(
     for row, hidden, pattern in hidden_pattern(side, rows):
         if hidden and (not _is_causal(side.shape(row), hidden, pattern) or has_same_settings(side.module[row])):
             scope = int(side.rank[row]), int(side.step[row]), int(side.micro[row])
-            yield (scope, side.module[row], int(side.call[row])), LostMask(side.path[row], cause)
+            yield (
+                (scope, side.module[row], int(side.call[row])),
+                LostMask(side.path[row], cause, (side.shape(row), hidden)),
+            )
 
 
 def _is_causal(shape: tuple[int, ...], hidden: int, pattern: Any) -> bool:
@@ -80,3 +109,9 @@ def outermost_without(call: CallRows, lost: Mapping[Spot, LostMask]) -> CallRows
     while call.parent is not None and call.parent.spot in lost:
         call = call.parent
     return call
+
+
+def innermost_without(call: CallRows, lost: Mapping[Spot, LostMask]) -> list[CallRows]:
+    """Return the innermost calls inside that lack the mask, too: what they compute depends on it."""
+    inside = [each for child in call.children if child.spot in lost for each in innermost_without(child, lost)]
+    return inside or [call]
