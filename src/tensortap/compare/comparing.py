@@ -16,7 +16,7 @@ from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
-from tensortap.compare.judge.extremes import ShownElements, rows_with_right_extremes, with_right_extremes
+from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.one_sided import (
@@ -31,13 +31,14 @@ from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.shown_elements import ShownElements
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
-from tensortap.compare.measure.ranges import may_see_nothing, ranges_between
+from tensortap.compare.measure.ranges import may_see_nothing, norms_between, ranges_between
 from tensortap.compare.measure.sums import agreeing_sums_between, hidden_share
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.memory import rare_collections, release_unused
@@ -139,7 +140,11 @@ def open_comparison(
         sides = matched.reference, matched.candidate, matched.alignment
         right = set()
         if born and not unread.rows and may_see_nothing(*sides, pairs.masks):
-            shown = ShownElements(ranges_between(*sides), agreeing_sums_between(*sides), hidden_share(*sides[::2]))
+            shown = ShownElements(
+                *(ranges_between(*sides), agreeing_sums_between(*sides), hidden_share(*sides[::2])),
+                norms=norms_between(*sides),
+                sums=min(side.sketch_size for side in sides[:2]),
+            )
             right = rows_with_right_extremes(judgement, pairs, structure, born, shown)
         if right:
             pairs = with_right_extremes(pairs, right)

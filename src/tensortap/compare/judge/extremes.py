@@ -1,61 +1,35 @@
 """Find from summaries where a forward pass is wrong beside positions that a mask hides.
 
 Two kinds of attention differ at positions that see nothing, and so does all that is made from these. A summary does not
-show positions. But its largest and its smallest element are single elements, most of them at other positions: as long
-as one of the two agrees, the rest most likely does. From a mistake on, both differ in nearly every record. So the
-record from which on they differ shows the mistake. In small tensors, the sums of the sketch tell it of a single record.
+show positions, but something of the others (`ShownElements`). Before a mistake most of it agrees, from it on less does.
+So the place from which on more speaks for a mistake than against one is where it begins.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.shown_elements import ShownElements, Sign, rounded_extreme
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.hidden import EXTREMES_AGREE
+from tensortap.compare.measure.ranges import Range
 from tensortap.core.records import WRONG_STATUSES, Finding
 
-__all__ = ["ShownElements", "rows_with_right_extremes", "with_right_extremes"]
+__all__ = ["begin_of_mistake", "rows_with_right_extremes", "with_right_extremes"]
 
 _FORWARD = ("input", "output")
 _SHORT = 2.0**-10
-_AGREES = 4.0
-"""Times the rounding of a record that its largest element may be off."""
-_LEAST, _MOST_BEFORE, _MOST_AFTER = 8, 1 / 8, 2 / 5
-"""Records that a decision takes; the share of those before a mistake that may disagree; and of those after it that may
-agree, as single positions do that the mistake does not reach."""
-
-_ENOUGH = 0.9
-"""Share of the sums without hidden elements that must agree: rounding may move single ones further."""
-
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class ShownElements:
-    """What summaries show of elements at positions that are not hidden."""
-
-    ranges: Callable[[int], tuple[tuple[float, float], tuple[float, float]]]
-    """Smallest and largest element of a pair's two sides."""
-    agreeing: Callable[[int, float], float | None]
-    """Which share of the sums without hidden elements agrees, of a pair with some rounding; None if not known."""
-    hidden: float
-    """The share of hidden positions, as far as it is known."""
-
-    def agree(self, row: int, error: float, rounding: float, made_by_attention: bool) -> tuple[bool, bool]:
-        """Return whether these elements seem to agree, and whether that is certain."""
-        share = self.agreeing(row, rounding)
-        if share is not None:
-            return share >= _ENOUGH, True
-        # What attention makes of hidden positions is a mean, or zero: no larger than elsewhere.
-        if made_by_attention and error > 2 * self.hidden**0.5:
-            return False, False
-        return _agrees(rounding, made_by_attention, *self.ranges(row)), False
+_LEAST = 8
+"""Records that a decision takes if none is certain."""
+_OWN_CODE, _ATTENTION = 1.5, 3.0
+"""How much speaks beforehand for a mistake in code between modules, or after the forward, rather than in a single
+layer: there is more code. Most of it is in an attention."""
 
 
 def rows_with_right_extremes(
@@ -86,13 +60,14 @@ def rows_with_right_extremes(
     attended = _made_by_attention(structure, scope, given)
     if not attended or not wrong[min(attended)]:  # the first attention would differ, too
         return set()
-    found = [shown.agree(row, float(pairs.error[row]), float(pairs.base[row]), row in attended) for row in seen]
-    agree, known = np.array(found, bool).reshape(-1, 2).T
-    begin = _first_known(agree, known)
-    begin = _begin_of_mistake(agree) if begin is None else begin
+    blind = abs(shown.zeros_apart(min(attended)))
+    bounds = _bounds(seen, structure, shown.ranges)
+    shown = replace(shown, blind=blind if blind <= shown.hidden else 0.0, bounds=bounds)
+    signs = [shown.sign(row, float(pairs.error[row]), float(pairs.base[row]), row in attended) for row in seen]
+    begin = begin_of_mistake(signs, [_beforehand(row, structure, row in attended) for row in seen])
     if begin is None or begin == 0:
         return set()
-    right = {row for place, row in enumerate(seen) if place < begin or agree[place]}
+    right = {row for place, row in enumerate(seen) if place < begin or (place > begin and signs[place].weight < 0)}
     return {row for row in own if structure.first_seen[row] in right}
 
 
@@ -103,19 +78,31 @@ def with_right_extremes(pairs: Pairs, rows: set[int]) -> Pairs:
     return replace(pairs, error=error, limits={**pairs.limits, **dict.fromkeys(rows, EXTREMES_AGREE)})
 
 
-def _agrees(rounding: float, both: bool, ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    """Whether the smallest or the largest elements agree; or both."""
-    size = max(abs(each) for each in (*ours, *theirs))
-    near = [abs(one - other) <= _AGREES * rounding * size for one, other in zip(ours, theirs, strict=True)]
-    return all(near) if both else any(near)
+def _bounds(
+    rows: Sequence[int], structure: Structure, ranges: Callable[[int], tuple[Range, Range]]
+) -> frozenset[float]:
+    """Return the extremes that a kind of module has again and again, as an activation its least value; and zero."""
+    places = {(rounded_extreme(each), structure.module[row]) for row in rows for each in ranges(row)[0]}
+    times = Counter((value, module.rpartition(".")[2]) for value, module in places)
+    return frozenset({0.0} | {value for (value, _), count in times.items() if count > 1})
+
+
+def _beforehand(row: int, structure: Structure, made_by_attention: bool) -> float:
+    """Return how much speaks for a mistake in the code that made a record, before anything is known of it.
+
+    Code between modules made it if it is handed to a module, or returned by one that calls others.
+    """
+    call = structure.call_of(row)
+    if structure.kind[row] != "input" and (call is None or not call.children):
+        return 0.0
+    return _ATTENTION if made_by_attention else _OWN_CODE
 
 
 def _made_by_attention(structure: Structure, scope: tuple[int, int, int], given: set[str]) -> set[int]:
     """Return what attention makes: outputs of the innermost modules that are given a mask, and what the last module
     inside these, a projection, is given and returns.
 
-    There, both extremes must agree. Hidden positions are small, so neither is one of them. The first position of a
-    causal text is large, since it sees only itself, and hardly any mistake reaches it.
+    There, hidden positions are small, so that no extreme is one of them.
     """
     innermost = [name for name in given if not any(other.startswith(f"{name}.") for other in given)]
     found: set[int] = set()
@@ -126,26 +113,20 @@ def _made_by_attention(structure: Structure, scope: tuple[int, int, int], given:
     return {structure.first_seen[row] for row in found}
 
 
-def _first_known(agree: Bools, known: Bools) -> int | None:
-    """Return the place of the first record whose sums show that it disagrees, or of those right before it that seem to;
-    None if there is none."""
-    wrong = np.flatnonzero(known & ~agree)
-    if not wrong.size:
-        return None
-    begin = int(wrong[0])
-    while begin and not agree[begin - 1]:
-        begin -= 1
-    return begin
+def begin_of_mistake(signs: Sequence[Sign], beforehand: Sequence[float]) -> int | None:
+    """Return the place from which on most speaks for a mistake: not after the first record that certainly disagrees,
+    nor before one that certainly agrees; their number if there is none; None if there are too few to say.
 
-
-def _begin_of_mistake(agree: Bools) -> int | None:
-    """Return the place from which on records disagree; their number if none does; None if there is no such place."""
-    if len(agree) < _LEAST:
+    beforehand: what speaks for a mistake at each record before anything is known of it.
+    """
+    weights = np.array([sign.weight for sign in signs])
+    certain = np.array([sign.certain for sign in signs], bool)
+    wrong = np.flatnonzero(certain & (weights > 0))
+    if len(signs) < _LEAST and not wrong.size:
         return None
-    disagreeing_before = np.concatenate([[0], np.cumsum(~agree)])
-    agreeing_after = np.concatenate([np.cumsum(agree[::-1])[::-1], [0]])
-    begin = int(np.argmin(disagreeing_before + agreeing_after))
-    before, after = begin, len(agree) - begin
-    if disagreeing_before[begin] > _MOST_BEFORE * before or agreeing_after[begin] > _MOST_AFTER * after:
-        return None
-    return begin
+    last = int(wrong[0]) if wrong.size else len(signs)
+    right = np.flatnonzero(certain[:last] & (weights[:last] < 0))
+    least = int(right[-1]) + 1 if right.size else 0
+    after = np.concatenate([np.cumsum(weights[::-1])[::-1], [0.0]])
+    after += np.array([*beforehand, _OWN_CODE])
+    return least + int(np.argmax(after[least : last + 1]))

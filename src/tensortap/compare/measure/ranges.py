@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +11,16 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.measure.masks import MaskDifference
 
-__all__ = ["may_see_nothing", "ranges_between"]
+__all__ = ["Range", "SideNorm", "may_see_nothing", "norms_between", "ranges_between"]
 
 Range = tuple[float, float]
+
+
+class SideNorm(NamedTuple):
+    """The norm of a tensor, and which share of it is zero."""
+
+    norm: float
+    zeros: float
 
 
 def ranges_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], tuple[Range, Range]]:
@@ -21,6 +29,19 @@ def ranges_between(reference: Side, candidate: Side, alignment: Alignment) -> Ca
     def of_pair(pair: int) -> tuple[Range, Range]:
         sides = (reference, int(alignment.reference[pair])), (candidate, int(alignment.candidate[pair]))
         ours, theirs = ((float(side.min[row]), float(side.max[row])) for side, row in sides)
+        return ours, theirs
+
+    return of_pair
+
+
+def norms_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], tuple[SideNorm, SideNorm]]:
+    """Return a function of a pair that returns norm and zeros of both sides."""
+
+    def of_pair(pair: int) -> tuple[SideNorm, SideNorm]:
+        sides = (reference, int(alignment.reference[pair])), (candidate, int(alignment.candidate[pair]))
+        ours, theirs = (
+            SideNorm(float(side.l2[row]), float(side.zeros[row] / max(1, side.elements[row]))) for side, row in sides
+        )
         return ours, theirs
 
     return of_pair
