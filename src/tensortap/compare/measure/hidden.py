@@ -96,7 +96,7 @@ def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
         return positions.reshape(batch, length, *(1,) * (len(shape) - 2))
     if len(shape) > 2 and shape[0] == length and fits[1]:
         return np.transpose(positions).reshape(length, batch, *(1,) * (len(shape) - 2))
-    if len(shape) > 1 and batch > 1 and shape[0] == batch * length:
-        flat: Positions = positions.reshape((batch * length, *(1,) * (len(shape) - 1)))
-        return flat
+    if len(shape) > 1 and batch > 1 and shape[0] and shape[0] % (batch * length) == 0:
+        copies = shape[0] // (batch * length)  # as one for each expert
+        return np.tile(positions.reshape(-1), copies).reshape(-1, *(1,) * (len(shape) - 1))
     return None
