@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,6 +90,8 @@ class _Attributor:
                 (key.step, key.module, key.kind, key.path) == (step, module, "param_grad", self.structure.path[row])
                 for key in self.only_reference
             )
+        if kind == "input" and self._was_put_in_by_a_wrong_call(row):
+            return True
         if kind == "grad_input" and self._follows_a_misled_user(row):
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
@@ -102,7 +104,9 @@ class _Attributor:
             return bool(self.structure.number[row]) and any(
                 self._missing_calls.get((step, key_micro, module)) for key_micro in self._micros
             )
-        if kind == "param_grad" and (self._is_misused(row) or self._is_read_beside_a_wrong_one(row)):
+        if kind == "param_grad" and (
+            self._is_misused(row) or self._is_read_beside_a_wrong_one(row) or self._is_read_around(row)
+        ):
             return True
         if kind == "param_grad" and (reader := self._reader(row)) is not None and self.explained:
             # The gradient of a parameter that a container reads comes by way of the modules inside.
@@ -136,6 +140,38 @@ class _Attributor:
         readers = {call.module for call in self.structure.users_of_own(row)}
         known = [state for reader in readers for state in self.structure.parameters_of.get((rank, step, reader), ())]
         return any(self._wrong(state) for state in known)
+
+    def _is_read_around(self, row: int) -> bool:
+        """Whether the module that a parameter belongs to returns what it should, and the code that calls it does not
+        make what it should: that code may read the parameter as well, as by another method of the module."""
+        scope, module = self.structure.scope[row], self.structure.module[row]
+        calls = self.structure.calls_of_module.get((scope, module), ())
+        if not calls or any(call.children or self._makes_wrong(call) for call in calls):
+            return False
+        callers = {self.isolation.caller(call) for call in calls} - {None}
+        around = [call for caller in callers for call in self.structure.calls_of_module.get((scope, caller or ""), ())]
+        return any(self._makes_wrong(call) for call in around)
+
+    def _was_put_in_by_a_wrong_call(self, row: int) -> bool:
+        """Whether an input is an element of a collection that an earlier module of the same list was given without it,
+        and put it in, as layers do that share keys and values: if that one makes a wrong value, so may this be."""
+        call, path = self.structure.call_of(row), self.structure.path[row]
+        if call is None or call.parent is None or "." not in path:
+            return False
+        beside = call.module.rpartition(".")[0]
+        earlier = [each for each in call.parent.children if each.begin < call.begin]
+        without = [
+            each
+            for each in earlier
+            if each.module.rpartition(".")[0] == beside
+            and path not in {self.structure.path[given] for given in each.of("input")}
+        ]
+        return any(self._makes_wrong(inner) for each in without for inner in _all_inside(each))
+
+    def _makes_wrong(self, call: CallRows) -> bool:
+        """Whether a call returns something wrong, or hands it to a module inside."""
+        made = (*call.of("output"), *(given for child in call.children for given in child.of("input")))
+        return any(self._wrong(each) for each in made)
 
     def _is_misused_inside(self, row: int) -> bool:
         """Whether a module uses one of its outputs inside, as a list of hidden states, and a module that it gives this
@@ -347,6 +383,13 @@ def isolated_findings(
         known.add((rank, module))
         found.append(builder.build(row, attribution, row))
     return found
+
+
+def _all_inside(call: CallRows) -> Iterator[CallRows]:
+    """Yield a call and all calls inside."""
+    yield call
+    for child in call.children:
+        yield from _all_inside(child)
 
 
 def _is_after_step(row: int, structure: Structure) -> bool:
