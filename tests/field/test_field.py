@@ -119,6 +119,14 @@ FOUND = [
     ("llava", "image-detached", "float32", "summary"),  # a value that is returned only for information
     ("llava", "last-features", "float32", "isolated"),  # a layer gets gradients that it has not in the reference
     ("jamba", "bias-not-loaded", "float32", "isolated"),  # code that reads a wrong parameter of another module
+    ("ministral3", "labels-shifted-twice", "attention", "tensors"),  # gradients that were wrong in the step before
+    ("ministral3", "key-heads-reversed", "attention", "summary"),  # norms do not fit where one side has zeros
+    ("llama4", "temperature-not-tuned", "attention", "summary"),  # an attention whose extremes stay the same
+    ("llama4", "gate-and-up-swapped", "attention", "tensors"),  # hidden positions of each expert
+    ("blenderbot", "activation-skipped", "attention", "isolated"),  # a causal mask that one kernel does without
+    ("detr", "positions-of-queries-missing", "float32", "isolated"),  # None in place of a tensor
+    ("gemma3n", "values-not-normed", "float32", "isolated"),  # values that a layer puts into a dictionary
+    ("prophetnet", "position-of-last", "float32", "isolated"),  # a container that reads the weight of an embedding
 ]
 
 
