@@ -104,21 +104,8 @@ def find_unread(
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
     if not scopes:
         return UnreadDifferences()
-    alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
-    given = {structure.module[row] for row in alike}
-    follows = scopes <= _with_hidden_positions(pairs, structure)
-    # Only what is made from a mask depends on its convention.
-    if follows or (
-        scopes <= {structure.scope[row] for row in alike} and all(birth.module in given for birth in births)
-    ):
-        why = UNREAD
-    elif scopes <= _padded(pairs, structure) and not any(structure.is_at_start(row) for row in wrong):
-        why = UNREAD_PADDING  # at the start, nothing has moved the embedding of padding
-    else:
-        return UnreadDifferences()
-    if any(birth.row in pairs.shown for birth in births):
-        return UnreadDifferences()  # it differs at other positions as well
-    if not follows and not all(_only_hidden(birth.row, pairs, structure) for birth in births):
+    why = _explain(births, pairs, structure, scopes)
+    if not why:
         return UnreadDifferences()
     gradients = [
         row
@@ -136,7 +123,7 @@ def find_unread(
     for row in gradients:
         before = known.get(_parameter(row, structure), 0.0)
         if pairs.dimensions[row] > 1 and not _agrees(row, pairs, policy, before):
-            if why == UNREAD and pairs.base.max() >= _SHORT and pairs.error[row] <= most:
+            if why != UNREAD_ROUGHLY and pairs.base.max() >= _SHORT and pairs.error[row] <= most:
                 why = UNREAD_ROUGHLY
             elif why != UNREAD_ROUGHLY or not pairs.error[row] <= most:
                 return UnreadDifferences()
@@ -144,6 +131,30 @@ def find_unread(
         return UnreadDifferences(frozenset(wrong), why)
     agreeing = frozenset(row for row in wrong if structure.kind[row] == "param_grad" and pairs.dimensions[row] > 1)
     return UnreadDifferences(frozenset(wrong), why, agreeing)
+
+
+def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, scopes: set[tuple[int, int, int]]) -> str:
+    """Return why all births may differ at positions that nothing reads; empty if one is not explained.
+
+    Only what is made from a mask depends on its convention. Padding differs after a step of the optimizer, which moves
+    its embedding: not at the start.
+    """
+    alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
+    given = {structure.module[row] for row in alike}
+    follows = scopes <= _with_hidden_positions(pairs, structure)
+    beside_masks, padded = scopes <= {structure.scope[row] for row in alike}, _padded(pairs, structure)
+    why = "" if births or not (follows or beside_masks) else UNREAD
+    for birth in births:
+        if birth.row is None:
+            return ""
+        by_mask = birth.row not in pairs.shown and (follows or (beside_masks and birth.module in given))
+        by_padding = structure.scope[birth.row] in padded and not structure.is_at_start(birth.row)
+        if not (by_mask or by_padding):
+            return ""
+        if not (by_mask and follows) and not _only_hidden(birth.row, pairs, structure):
+            return ""
+        why = UNREAD if by_mask else why or UNREAD_PADDING
+    return why
 
 
 def _gradients_of(parameters: Collection[tuple[str, str]], structure: Structure) -> set[int]:
