@@ -211,3 +211,19 @@ def test_a_gradient_alone_is_not_known_to_cancel_out(tmp_path: Path) -> None:
     runs = [linear(values(seed, (8,)) * np.float32(1e-7))[2:] for seed in (5, 6)]
     assert compared(tmp_path, *runs).verdict == "match"
     assert compared(tmp_path / "alone", *(run[-1:] for run in runs)).verdict == "diverged"
+
+
+@pytest.mark.parametrize(("size", "status"), [(1e-9, "close"), (1e-5, "diverged")])
+def test_a_gradient_that_is_zero_in_theory(tmp_path: Path, size: float, status: str) -> None:
+    """Under a softmax over equal values nothing depends on the keys: what is sent to them is rounding."""
+
+    def run(name: str, number: int) -> Path:
+        x, noise = values(1, (8, 16)), np.float32(size) * values(number, (8, 16))
+        forward = [Seen("block", x, "input"), Seen("block.key", x, "input"), Seen("block.key", values(2, (8, 16)))]
+        given = [Seen("block", values(3, (8, 16))), Seen("block", values(4, (8, 16)), "grad_output")]
+        made = [Seen("block.key", noise, "grad_output"), Seen("block.key", noise @ values(5, (16, 16)), "grad_input")]
+        return write(tmp_path / name, [*forward, *given, *made, Seen("block.key", x.T @ noise, "param_grad", path="w")])
+
+    result = tt.compare(run("a", 6), run("b", 7))
+    assert {row["status"] for row in result.rows if row["module"] == "block.key" and "grad" in row["kind"]} == {status}
+    assert result.verdict == ("match" if status == "close" else "diverged"), result.sentence

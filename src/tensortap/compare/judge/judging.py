@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tensortap.compare.judge.operators import judge_operators
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.rules import (
+    CANCELLED_GRADIENT,
     FEW_STEPS,
     KINK,
     MOST_ASSUMED,
@@ -367,12 +368,16 @@ class PairJudge:
         return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
 
     def _note_cancelling(self, row: int, sources: Sequence[int]) -> None:
-        """Note a gradient that needs more tolerance than any but a sum that cancels out gets, and its step_grad."""
+        """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""
         if self.evidence.error[row] <= MOST_ASSUMED:
             return
-        if JudgedPair(self.evidence, row, sources, 0.0).cancels or (
-            self.structure.kind[row] == "step_grad" and any(source in self._cancelling for source in sources)
-        ):
+        if JudgedPair(self.evidence, row, sources, 0.0).cancels or self.rule[row] == CANCELLED_GRADIENT:
+            self._cancelling.add(row)
+            return
+        kinds = self.structure.kind
+        gradients = [source for source in sources if kinds[source] in GRADIENT_KINDS]
+        made = kinds[row] in (*GRADIENT_KINDS, "step_grad")
+        if made and gradients and self._cancelling.issuperset(gradients):
             self._cancelling.add(row)
 
     def _doubt(self, row: int, sources: Sequence[int]) -> str:

@@ -35,12 +35,14 @@ from tensortap.compare.judge.rules.margins import (
     MAGNIFIED,
     MOST_ASSUMED,
     MOST_CANCELLED,
+    NEGLIGIBLE,
     SHORT,
     SYSTEMATIC,
 )
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
+    "CANCELLED_GRADIENT",
     "FEW_STEPS",
     "KINK",
     "MOST_ASSUMED",
@@ -70,6 +72,7 @@ SAME_MASK = "a mask: hides the same elements"
 KINK = "few elements crossed a kink"
 FEW_STEPS = "few elements, whose gradient is nearly zero, took another step"
 ROUNDING_ALONE = "rounding of what it sums"
+CANCELLED_GRADIENT = "rounding of what cancels out in it"
 NAIVE_SUM = "a sum of many short numbers, which is this far off if it is rounded after each of them"
 ROUNDING_INSIDE = "the code computes in a short dtype, and numbers that cancel out or large scores magnify rounding"
 MOVED_TIES = "rounding moved ties of a maximum, and neighbours share the gradients of these"
@@ -238,13 +241,15 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
     Only measured noise shows how far the code magnifies it. A module that calls no others magnifies it little. The
     gradient of values that cancel out is as rough as the gradient that came in.
     """
-    rounding = 0.0 if pair.evidence.pairs.isolated is None else _short_rounding(pair)
+    rounding, isolated = _short_rounding(pair), pair.evidence.pairs.isolated is not None
     if not rounding >= SHORT or pair.policy.fixed or pair.policy.noise is not None:
         return False
     if pair.kind in ("grad_output", "grad_input") and pair.l2 > 0:
         given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
-        if error <= CANCELLED * rounding * given / pair.l2:
+        if error <= CANCELLED * rounding * given / pair.l2 and (isolated or pair.is_made_by_container):
             return True
+    if not isolated:  # what comes in was measured
+        return False
     if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
         error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
     return error <= (MOST_ASSUMED if pair.is_made_by_container else _FEW_ROUNDINGS * rounding)
@@ -333,10 +338,11 @@ def _rounding_of_activations(pair: JudgedPair) -> float:
 
 def _rounding_of_cancelled_gradient(pair: JudgedPair) -> float:
     """A gradient that is sent back may cancel out, as from a norm under a loss that ignores the scale, or to a query
-    that a softmax ignores. Its rounding is as large as that of the gradient that came in."""
+    that a softmax ignores. Its rounding is as large as that of the gradient that came in. It may be zero in theory, as
+    under a softmax over equal values: then nothing else is left."""
     given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
     times = CANCELLED * given / pair.l2 if 0 < CANCELLED * pair.l2 < given else 0.0
-    if not pair.policy.mapped:
+    if not pair.policy.mapped and not pair.l2 < NEGLIGIBLE * given:
         times = min(times, MOST_CANCELLED)
     return times * pair.base
 
@@ -451,7 +457,7 @@ RULES: tuple[Rule, ...] = (
         in_columns=columns.error_of_unrecorded_gradients,
     ),
     Rule(
-        "rounding of what cancels out in it",
+        CANCELLED_GRADIENT,
         is_of("grad_output", "grad_input"),
         _rounding_of_cancelled_gradient,
         in_columns=columns.rounding_of_cancelled_gradient,

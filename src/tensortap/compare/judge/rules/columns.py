@@ -23,6 +23,7 @@ from tensortap.compare.judge.rules.margins import (
     ENLARGED,
     MOST_ASSUMED,
     MOST_CANCELLED,
+    NEGLIGIBLE,
     SHORT,
     SYSTEMATIC,
 )
@@ -200,7 +201,7 @@ def rounding_of_cancelled_gradient(pairs: PairColumns) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         times = np.where(smaller, CANCELLED * given / l2, 0.0)
     if not pairs.evidence.policy.mapped:
-        times = np.minimum(times, MOST_CANCELLED)
+        times = np.where(l2 < NEGLIGIBLE * given, times, np.minimum(times, MOST_CANCELLED))
     return times * pairs.base
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "MAGNIFIED",
     "MOST_ASSUMED",
     "MOST_CANCELLED",
+    "NEGLIGIBLE",
     "SHORT",
     "SYSTEMATIC",
 ]
@@ -24,6 +25,8 @@ CANCELLED = 4.0
 """Times its own rounding by which a gradient may be off that is this much smaller than the one that came in."""
 MOST_CANCELLED = 16.0
 """Times its own rounding. A gradient may be small for another reason, such as a small factor: then less is allowed."""
+NEGLIGIBLE = 2.0**-23
+"""Size of a gradient over that of the one that came in, an epsilon of float32, below which it consists of rounding."""
 SHORT = 2.0**-10
 """The least rounding of a short dtype."""
 ENLARGED = 2.0
