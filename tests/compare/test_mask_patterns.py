@@ -296,6 +296,20 @@ def test_positions_are_found_on_the_axes_of_batch_and_sequence() -> None:
     assert hidden.measure_shown(np.ones((7, 4), np.float32), np.ones((7, 4), np.float32)) is None
 
 
+def test_positions_are_found_in_copies_for_each_expert() -> None:
+    """Only once they have explained a difference: tokens may be in the order of experts, too."""
+    hidden = HiddenPositions()
+    hidden.add(np.arange(10).reshape(2, 5) > 7)
+    ours = np.ones((20, 4), np.float32)
+    at_shown, at_hidden = ours.copy(), ours.copy()
+    at_shown[3], at_hidden[18:] = 2, 2
+    assert hidden.measure_shown(ours, at_shown) is None
+    measured = hidden.measure_shown(ours, at_hidden)
+    assert measured is not None and measured.difference.rel_l2 == 0
+    measured = hidden.measure_shown(ours, at_shown)
+    assert measured is not None and measured.difference.rel_l2 > 0
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 24, 24), (1, 1, 24, 24), (24, 24)])
 def test_a_mask_that_is_broadcast_hides_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
     future = np.broadcast_to(np.triu(np.ones((24, 24), bool), 1), (2, 1, 24, 24))

@@ -55,6 +55,8 @@ class HiddenPositions:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Positions] = {}
+        self._in_copies: set[int] = set()
+        """Lengths of tensors that were seen to consist of copies of all positions."""
 
     def add(self, positions: Positions | None) -> None:
         if positions is None or not positions.any():
@@ -64,6 +66,13 @@ class HiddenPositions:
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    def _are_copies(self, length: int, shown: PairMeasure, whole: PairMeasure) -> bool:
+        """Whether tensors of a length consist of copies of all positions: hidden ones explain what differs in one.
+        Tokens may be in another order as well."""
+        if not whole.difference.rel_l2 <= EXPLAINS * shown.difference.rel_l2:
+            self._in_copies.add(length)
+        return length in self._in_copies
 
     def overlay(self, ours: Array, theirs: Array) -> Array:
         """Return the candidate's tensor with the reference's elements at the hidden positions, if it has their axes."""
@@ -77,11 +86,15 @@ class HiddenPositions:
         self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
     ) -> PairMeasure | None:
         """Measure a pair without the hidden positions; None if it does not have their axes."""
-        for positions in self._known.values():
-            where = along(positions, ours.shape)
-            if where is not None:
+        for find in (along, _in_copies):
+            for positions in self._known.values():
+                where = find(positions, ours.shape)
+                if where is None:
+                    continue
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
+                if find is _in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
+                    return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
 
@@ -96,7 +109,15 @@ def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
         return positions.reshape(batch, length, *(1,) * (len(shape) - 2))
     if len(shape) > 2 and shape[0] == length and fits[1]:
         return np.transpose(positions).reshape(length, batch, *(1,) * (len(shape) - 2))
-    if len(shape) > 1 and batch > 1 and shape[0] and shape[0] % (batch * length) == 0:
-        copies = shape[0] // (batch * length)  # as one for each expert
-        return np.tile(positions.reshape(-1), copies).reshape(-1, *(1,) * (len(shape) - 1))
+    if len(shape) > 1 and batch > 1 and shape[0] == batch * length:
+        flat: Positions = positions.reshape((batch * length, *(1,) * (len(shape) - 1)))
+        return flat
     return None
+
+
+def _in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
+    """Return the positions, to be broadcast to a shape that may hold several copies of them, as one for each expert."""
+    copies, rest = divmod(shape[0] if shape else 0, positions.size)
+    if len(shape) < 2 or positions.shape[0] < 2 or copies < 2 or rest:
+        return None
+    return np.tile(positions.reshape(-1), copies).reshape(-1, *(1,) * (len(shape) - 1))
