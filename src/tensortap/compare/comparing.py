@@ -39,7 +39,7 @@ from tensortap.compare.matching import Matched, match, pairs_of, reference_movem
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.ranges import may_see_nothing, norms_between, ranges_between
-from tensortap.compare.measure.sums import agreeing_sums_between, hidden_share
+from tensortap.compare.measure.sums import agreeing_sums_between, hidden_share, positions_in
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.memory import rare_collections, release_unused
 from tensortap.compare.options import ComparisonOptions
@@ -142,7 +142,7 @@ def open_comparison(
         if born and not unread.rows and may_see_nothing(*sides, pairs.masks):
             shown = ShownElements(
                 *(ranges_between(*sides), agreeing_sums_between(*sides), hidden_share(*sides[::2])),
-                norms=norms_between(*sides),
+                norms=norms_between(*sides, positions_in(*sides[::2])),
                 sums=min(side.sketch_size for side in sides[:2]),
             )
             right = rows_with_right_extremes(judgement, pairs, structure, born, shown)

@@ -64,8 +64,8 @@ class ShownElements:
     """Which share of the sums without hidden elements agrees, of a pair with some rounding; None if not known."""
     hidden: float
     """The share of hidden positions, as far as it is known."""
-    norms: Callable[[int], tuple[SideNorm, SideNorm]]
-    """Norm and zeros of a pair's two sides."""
+    norms: Callable[[int], tuple[SideNorm, SideNorm] | None]
+    """Norm and zeros of a pair's two sides; None of one without positions, as tokens in the order of experts."""
     sums: int = 256
     """Number of sums of a sketch."""
     blind: float = 0.0
@@ -89,8 +89,8 @@ class ShownElements:
 
     def zeros_apart(self, row: int) -> float:
         """Return by how much the shares of zeros differ; positive if the candidate has more."""
-        ours, theirs = self.norms(row)
-        return theirs.zeros - ours.zeros
+        norms = self.norms(row)
+        return 0.0 if norms is None else norms[1].zeros - norms[0].zeros
 
     def _side_with_zeros(self, row: int) -> int | None:
         """Return which side has zeros at positions that see nothing, 0 or 1; None if it is not known."""
@@ -116,7 +116,9 @@ class ShownElements:
     def _norm_fits(self, row: int, error: float) -> bool:
         """Whether the squared difference is that of the squared norms: so it is if one side has zeros at all positions
         that differ."""
-        ours, theirs = self.norms(row)
+        norms = self.norms(row)
+        assert norms is not None, "it has zeros at some positions"
+        ours, theirs = norms
         apart = abs(ours.norm**2 - theirs.norm**2)
         return bool(abs(apart / (error * ours.norm) ** 2 - 1) <= _DEVIATIONS * (2 / self.sums) ** 0.5)
 

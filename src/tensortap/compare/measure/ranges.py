@@ -34,10 +34,14 @@ def ranges_between(reference: Side, candidate: Side, alignment: Alignment) -> Ca
     return of_pair
 
 
-def norms_between(reference: Side, candidate: Side, alignment: Alignment) -> Callable[[int], tuple[SideNorm, SideNorm]]:
-    """Return a function of a pair that returns norm and zeros of both sides."""
+def norms_between(
+    reference: Side, candidate: Side, alignment: Alignment, has_positions: Callable[[tuple[int, ...]], bool]
+) -> Callable[[int], tuple[SideNorm, SideNorm] | None]:
+    """Return a function of a pair that returns norm and zeros of both sides; None if its shape has no positions."""
 
-    def of_pair(pair: int) -> tuple[SideNorm, SideNorm]:
+    def of_pair(pair: int) -> tuple[SideNorm, SideNorm] | None:
+        if not has_positions(reference.shape(int(alignment.reference[pair]))):
+            return None
         sides = (reference, int(alignment.reference[pair])), (candidate, int(alignment.candidate[pair]))
         ours, theirs = (
             SideNorm(float(side.l2[row]), float(side.zeros[row] / max(1, side.elements[row]))) for side, row in sides

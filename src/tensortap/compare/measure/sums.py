@@ -19,7 +19,7 @@ from tensortap.compare.measure.hidden import Positions, along
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["agreeing_sums_between", "hidden_share"]
+__all__ = ["agreeing_sums_between", "hidden_share", "positions_in"]
 
 _AGREES = 4.0
 """Times the rounding of a record that one of its sums may be off."""
@@ -63,6 +63,12 @@ def hidden_share(reference: Side, alignment: Alignment) -> float:
     """Return the share of positions that a mask which the model is given hides; 1 if there is none."""
     shares = [float(reference.zeros[row] / np.prod(reference.shape(row))) for row in _masks(reference, alignment)]
     return max(shares, default=1.0)
+
+
+def positions_in(reference: Side, alignment: Alignment) -> Callable[[tuple[int, ...]], bool]:
+    """Return a function of a shape: whether it has the axes of a mask that the model is given, batch and position."""
+    shapes = {reference.shape(row) for row in _masks(reference, alignment)}
+    return lambda shape: any(along(np.zeros(each, bool), shape) is not None for each in shapes)
 
 
 def _masks(reference: Side, alignment: Alignment) -> list[int]:
