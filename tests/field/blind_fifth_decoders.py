@@ -198,7 +198,7 @@ def _sees_next(bias: Tensor) -> Tensor:
 _BLOCK = "transformer.h.1"
 OPENAI = table(
     "openai_gpt",
-    ("gelu-by-tanh", "transformer.h.0.mlp.act", does("transformer.h.0.mlp.act", wrong.gelu_by_tanh)),
+    ("gelu-by-erf", "transformer.h.0.mlp", ("h = self.act(self.c_fc(x))", "h = nn.functional.gelu(self.c_fc(x))")),
     ("sees-next", "transformer.h.0.attn", holds("transformer.h.0.attn", "bias", _sees_next), "state"),
     ("scale-missing", f"{_BLOCK}.attn", {"scale": False}),
     ("norm-of-branch", _BLOCK, ("self.ln_1(x + a)", "x + self.ln_1(a)")),
