@@ -58,9 +58,16 @@ class SettingDifferences:
         return next((tuple(_others(*values)) for values in self._attributes_of(module, step)), ())
 
     def are_same(self, module: str) -> bool:
-        """Whether a module is known to have the same attributes on both sides."""
+        """Whether a module is known to have the same attributes on both sides, and no other configuration around it."""
         known = self._comparable and self._value("reference", "attributes", module) is not None
-        return known and module in self._alike and module not in self.attributes
+        if not known or module not in self._alike or module in self.attributes:
+            return False
+        return not any(not outer or f"{module}.".startswith(f"{outer}.") for outer in self._configured_otherwise)
+
+    @cached_property
+    def _configured_otherwise(self) -> list[str]:
+        """The modules whose configuration differs: it is that of the modules inside, too."""
+        return [name for name, others in self.attributes.items() if any(o.path.startswith("config.") for o in others)]
 
     @cached_property
     def _alike(self) -> set[str]:

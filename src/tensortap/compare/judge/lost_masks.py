@@ -58,6 +58,7 @@ def _given_none(side: Side, other: Side, alone: Any, cause: Cause) -> Iterator[t
         return
     numbers = [name for name in side.dtype.words if "float" in name]
     rows = alone[side.kind.among(("input",))[alone] & side.dtype.among(numbers)[alone]]
+    rows = np.setdiff1d(rows, [row for row, hidden, _ in hidden_pattern(side, rows) if hidden])
     codes, firsts = np.unique(other.module.codes, return_index=True)
     classes = {other.module.words[code]: other.cls[first] for code, first in zip(codes, firsts, strict=True)}
     for row in rows.tolist():
@@ -105,13 +106,21 @@ def _causal(shape: tuple[int, ...]) -> tuple[int, Any]:
 
 
 def outermost_without(call: CallRows, lost: Mapping[Spot, LostMask]) -> CallRows:
-    """Return the outermost call around that lacks the mask, too: its caller failed to hand it on."""
-    while call.parent is not None and call.parent.spot in lost:
+    """Return the outermost call around that lacks the same mask, too: its caller failed to hand it on."""
+    while call.parent is not None and call.parent.spot in lost and not _lacks_another(call, call.parent, lost):
         call = call.parent
     return call
 
 
+def _lacks_another(call: CallRows, parent: CallRows, lost: Mapping[Spot, LostMask]) -> bool:
+    """Whether the call's parent lacks the mask of another call inside. It may lack the call's own in another shape."""
+    content, around = lost[call.spot].content, lost[parent.spot].content
+    others = (lost[child.spot].content for child in parent.children if child.spot in lost)
+    return content != around and around in others
+
+
 def innermost_without(call: CallRows, lost: Mapping[Spot, LostMask]) -> list[CallRows]:
-    """Return the innermost calls inside that lack the mask, too: what they compute depends on it."""
-    inside = [each for child in call.children if child.spot in lost for each in innermost_without(child, lost)]
-    return inside or [call]
+    """Return the innermost calls inside that lack the same mask, too: what they compute depends on it."""
+    content = lost[call.spot].content
+    without = [child for child in call.children if child.spot in lost and lost[child.spot].content == content]
+    return [each for child in without for each in innermost_without(child, lost)] or [call]
