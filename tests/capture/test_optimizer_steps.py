@@ -162,6 +162,17 @@ def test_the_counter() -> None:
     assert [steps.stepped(name) for name in "ab"] == [False, False] and steps.called()
 
 
+def test_an_optimizer_that_was_there_before_another_is_waited_for_once_it_steps_again() -> None:
+    steps = StepCounter(["a"])
+    steps.watch(["a", "b"], newest="b")
+    ended = []
+    for name in "bbaba":
+        ended.append(steps.stepped(name))
+        if ended[-1]:
+            steps.clear()
+    assert ended == [True, True, False, True, False]
+
+
 def test_every_framework_restores_the_optimizer(loop: Loop, run_path: Path) -> None:  # noqa: F811
     before = dict(vars(loop.optimizer))
     with tt.capture(loop.model, run_path, optimizer=loop.optimizer):

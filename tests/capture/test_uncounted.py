@@ -113,3 +113,41 @@ def test_paddle(run_path: Path) -> None:
                 optimizer.step()
                 optimizer.clear_grad()
         assert len(uncounted_notices(run_path)) == expected
+
+
+def test_a_step_of_several_forwards_with_other_parameters_is_counted(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LBFGS calls the model inside its step; SAM moves the parameters, and back, before the step."""
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        return value
+
+    with tt.capture(model, run_path, optimizer=optimizer) as tap:
+        optimizer.step(closure)
+    descent = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, optimizer=descent) as other:
+        loss(model).backward()
+        with torch.no_grad():
+            model[0].weight.add_(1e-2)
+        loss(model).backward()
+        with torch.no_grad():
+            model[0].weight.sub_(1e-2)
+        descent.step()
+    assert not capsys.readouterr().err
+    assert [text for text in (*tap.notices, *other.notices) if "tap.step()" in text] == []
+
+
+def test_an_optimizer_that_never_steps_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    watched, used = OPTIMIZERS["SGD"](model), OPTIMIZERS["AdamW"](model)
+    with tt.capture(model, kinds=("param_grad",), optimizer=watched):
+        for _ in range(16):
+            loss(model).backward()
+            used.step()
+        assert "no step was counted" in capsys.readouterr().err

@@ -107,6 +107,20 @@ def test_an_optimizer_that_others_seemed_to_replace_counts_once_it_steps(tmp_pat
     assert classes == ["Adam", "Adam", "SGD", "SGD", "Adam", "Adam"]
 
 
+def test_an_optimizer_of_parameters_that_are_added_later_counts_alone(tmp_path: Path) -> None:
+    """A second phase, as of LoRA, trains new parameters and freezes those of the first optimizer."""
+    with watching(settings(tmp_path), "torch"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        first = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, first)
+        model.requires_grad_(False)
+        model.append(torch.nn.Linear(4, 2))
+        train(model, torch.optim.SGD(model[1].parameters(), lr=0.1), steps=3)
+        assert first.param_groups
+    assert runs(tmp_path) == {"run": ("Sequential", [0, 1, 2, 3, 4])}
+    assert {record.key.micro for record in tensortap.open(tmp_path / "run").records()} == {0}
+
+
 def test_two_optimizers_of_one_model(tmp_path: Path) -> None:
     with watching(settings(tmp_path), "torch"):
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))

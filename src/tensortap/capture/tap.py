@@ -337,10 +337,18 @@ class Tap(Observer):
         if optimizers.several and self._uncounted is not None:  # one of them steps before the step ends
             self._watcher.forward_begins = lambda: None
             self._uncounted = None
+        if self._uncounted is not None:
+            self._uncounted.expect_optimizer()
         if self._loop is not None:
-            optimizers.before = partial(self._loop.optimizer_begins, self._watcher)
+            optimizers.before = self._optimizer_begins
             optimizers.after, optimizers.ends = self._loop.optimizer_ended, self._loop.step_ends
         return optimizers
+
+    def _optimizer_begins(self, name: str, optimizer: Any) -> None:
+        if self._uncounted is not None:
+            self._uncounted.optimizer_begins()
+        if self._loop is not None:
+            self._loop.optimizer_begins(self._watcher, name, optimizer)
 
     def _note_outcome(self, status: str) -> None:
         super()._note_outcome(status)

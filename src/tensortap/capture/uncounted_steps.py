@@ -19,6 +19,9 @@ __all__ = ["UncountedSteps"]
 _LARGEST = 4096
 """Upper bound on the elements of a parameter that is copied."""
 _PARAMETERS = 4
+_LEAST = 2
+_LEAST_WITH_OPTIMIZER = 16
+"""Forwards before the first line about it. A step of an optimizer may take several, each with other parameters: SAM."""
 
 
 class UncountedSteps:
@@ -43,10 +46,21 @@ class UncountedSteps:
         self._forwards = 0
         self._backward = False
         self._told = False
+        self._least = _LEAST
+        self._counted = False
+
+    def expect_optimizer(self) -> None:
+        """Take note that steps of an optimizer are counted, if it steps."""
+        self._least = _LEAST_WITH_OPTIMIZER
+
+    def optimizer_begins(self) -> None:
+        """Take note of a step of an optimizer: steps are counted. Forwards inside of it, as with LBFGS, are no steps."""
+        self._counted = True
+        self.release()
 
     def forward_begins(self) -> None:
         """Take note of a micro step that begins."""
-        if self._clock.step:
+        if self._clock.step or self._counted:
             self.release()
         elif self._framework.records_gradients():
             self._forwards += 1
@@ -54,7 +68,7 @@ class UncountedSteps:
                 return
             with suppress_errors():  # a tensor that cannot be copied must not stop the tap
                 self._copy()
-            if self._forwards >= 2 and not self._forwards & (self._forwards - 1) and self._uncounted():
+            if self._forwards >= self._least and not self._forwards & (self._forwards - 1) and self._uncounted():
                 self._told = True
                 self.release()
                 say(
@@ -87,7 +101,7 @@ class UncountedSteps:
 
     def notice(self) -> str:
         """Return the notice for a closing tap; "" if the parameters stayed, as in gradient accumulation."""
-        if self._clock.step or not (self._told or self._uncounted()):
+        if self._clock.step or self._counted or not (self._told or self._uncounted()):
             return ""
         return (
             f"the parameters changed between the {self._forwards} forwards that were recorded as one step, as if each "

@@ -2,6 +2,9 @@
 
 With several optimizers, a step ends when each has stepped at least once. If one steps more often than another, as a
 critic does, its further steps belong to the same step. After the first `tap.step()`, only `tap.step()` ends steps.
+
+An optimizer that comes later may replace the others, as that of a second phase which trains other parameters. So the
+others are waited for again once they have stepped again.
 """
 
 from __future__ import annotations
@@ -47,13 +50,17 @@ class StepCounter:
     def __init__(self, names: Sequence[str]) -> None:
         self.counts = dict.fromkeys(names, 0)
         """Steps of each optimizer since the last step ended."""
+        self._idle: set[str] = set()
+        """Optimizers that have not stepped since another one came. No step waits for them."""
         self._manual = False
         self._just_ended = False
 
     def stepped(self, name: str) -> bool:
         """Count a step of an optimizer. Return whether it ends the step."""
         self.counts[name] += 1
-        self._just_ended = not self._manual and all(self.counts.values())
+        self._idle.discard(name)
+        ended = all(count for each, count in self.counts.items() if each not in self._idle)
+        self._just_ended = ended and not self._manual
         return self._just_ended
 
     def called(self) -> bool:
@@ -61,9 +68,10 @@ class StepCounter:
         ends, self._manual, self._just_ended = not self._just_ended, True, False
         return ends
 
-    def watch(self, names: Sequence[str]) -> None:
-        """Count these optimizers from now on."""
+    def watch(self, names: Sequence[str], newest: str) -> None:
+        """Count these optimizers from now on. `newest` has just come."""
         self.counts = {name: self.counts.get(name, 0) for name in names}
+        self._idle = {name for name in names if name != newest}
 
     def clear(self) -> None:
         """Begin a step."""
@@ -107,7 +115,7 @@ class Optimizers:
         free = (str(place) for place in count() if str(place) not in self._optimizers)
         name = gone[0] if gone else next(free)
         self._optimizers[name] = optimizer
-        self.steps.watch(list(self._optimizers))
+        self.steps.watch(list(self._optimizers), name)
         self._hook(name, optimizer)
 
     def _hook(self, name: str, optimizer: Any) -> None:
