@@ -11,8 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 import tensortap
+from tensortap.cli.run import _conclude
+from tensortap.launch.settings import LaunchSettings
+from tensortap.launch.startup import watching
 
 RUN = [sys.executable, "-m", "tensortap", "run"]
 NOTHING = "tensortap: nothing was recorded"
@@ -109,6 +113,36 @@ def test_the_verdict_is_the_exit_code(tmp_path: Path) -> None:
     other = call(tmp_path, *RUN, "--compare", "runs/a", name, "0.3", "5")
     assert (other.returncode, "part in 1 (LeakyReLU)" in other.stdout) == (5, True)
     assert tensortap.open(tmp_path / "runs/program-2").steps == [0, 1]
+
+
+def test_every_model_that_a_program_trains_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def record(name: str, *rates: float) -> Path:
+        torch.manual_seed(0)
+        with watching(LaunchSettings(str(tmp_path / name)), "torch"):
+            for rate in rates:
+                model = torch.nn.Linear(2, 2)
+                optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        return tmp_path / name
+
+    def conclude(candidate: Path) -> tuple[int, str]:
+        with pytest.raises(typer.Exit) as ended:
+            _conclude(str(reference), candidate, 0)
+        said = capsys.readouterr()
+        return ended.value.exit_code, " ".join((said.out + said.err).split())
+
+    reference = record("a", 0.1, 0.1)
+    notices = tensortap.open(reference).notices
+    assert any("trains another model later, which is recorded into a-2" in text for text in notices)
+    code, said = conclude(record("b", 0.1, 0.3))
+    assert code == 1 and "The runs match" in said and "lr is 0.1 in the reference and 0.3" in said
+    code, said = conclude(record("c", 0.1))
+    assert code == 3 and "a-2 was not compared" in said
+    record("c-2", 0.1)  # of another launch
+    assert conclude(tmp_path / "c")[0] == 3
 
 
 def test_a_comparison_without_a_recording_does_not_succeed(tmp_path: Path) -> None:

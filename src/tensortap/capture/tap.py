@@ -487,6 +487,11 @@ class Tap(Observer):
         with self._lock:
             self._book.notice(text)
 
+    def number(self, number: int) -> None:
+        """Note which run of its launch this is, if it is not the first."""
+        if self._run is not None:
+            self._run.writer.loop_fact(0, "launch", "", {"number": number})
+
     def add_optimizer(self, optimizer: Any, instead_of: Sequence[Any] = ()) -> None:
         """Count the steps of another optimizer, such as that of a second phase, which replaces the one of the first."""
         if self._optimizers is None:

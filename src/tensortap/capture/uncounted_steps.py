@@ -54,7 +54,7 @@ class UncountedSteps:
         self._least = _LEAST_WITH_OPTIMIZER
 
     def optimizer_begins(self) -> None:
-        """Take note of a step of an optimizer: steps are counted. Forwards inside of it, as with LBFGS, are no steps."""
+        """Take note of a step of an optimizer: steps are counted. Forwards inside of it belong to it, as with LBFGS."""
         self._counted = True
         self.release()
 

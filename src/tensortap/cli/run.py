@@ -19,6 +19,8 @@ from tensortap.launch.options import CAPTURE_OPTIONS, CaptureOption, variable
 __all__ = ["run"]
 
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_BY_WEIGHT = (2, 1, 4, 3, 0)
+"""Exit codes of comparisons; of several, the first of these is the result."""
 Program = Annotated[str, typer.Argument(metavar="PROGRAM", help="A script, a command, or with -m a module.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="RUN", help="Folder of the run. [env: TENSORTAP_OUT]")]
@@ -160,19 +162,31 @@ def _signals() -> list[int]:
 
 
 def _conclude(reference: str, path: Place, code: int) -> None:
-    """Print the verdict and end with its exit code, unless the program failed."""
-    import tensortap
-    from tensortap.cli.compare import conclude
+    """Print the verdict about each run of the launch and end with the worst exit code, unless the program failed."""
     from tensortap.errors import TensortapError
+    from tensortap.launch.series import later_runs
 
     if not _was_recorded(path):
         raise typer.Exit(code or 3)
     try:
-        result = tensortap.compare(reference, address_of(path))
+        ours, theirs = ([first, *later_runs(first)] for first in (as_place(reference), path))
+        codes = [_compare(address_of(one), address_of(other)) for one, other in zip(ours, theirs, strict=False)]
     except TensortapError as error:
         typer.echo(f"tensortap: {error}", err=True)
         raise typer.Exit(code or 2) from error
+    for alone in (*ours[len(theirs) :], *theirs[len(ours) :]):
+        typer.echo(f"tensortap: {alone} was not compared: the other launch recorded fewer models", err=True)
+        codes.append(3)
+    raise typer.Exit(code or next(each for each in _BY_WEIGHT if each in codes))
+
+
+def _compare(reference: str, candidate: str) -> int:
+    """Print the verdict about a run, and return its exit code."""
+    import tensortap
+    from tensortap.cli.compare import conclude
+
     try:
-        conclude(result, {}, verbose=0, quiet=False, exit_zero=False)
+        conclude(tensortap.compare(reference, candidate), {}, verbose=0, quiet=False, exit_zero=False)
     except typer.Exit as ended:
-        raise typer.Exit(code or ended.exit_code) from None
+        return ended.exit_code
+    return 0

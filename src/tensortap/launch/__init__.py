@@ -7,4 +7,5 @@
 - `startup.py`: waits in that process until a framework is imported
 - `finder.py`: finds the trained model and its optimizers by what they do
 - `recording.py`: the taps that it opens, and their end
+- `series.py`: the runs of one launch, if it trains several models one after another
 """

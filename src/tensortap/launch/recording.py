@@ -21,6 +21,7 @@ from tensortap.core.urls import Place, as_place
 from tensortap.errors import TensortapError
 from tensortap.launch.command import environment_without
 from tensortap.launch.options import parse_all
+from tensortap.launch.series import numbered
 from tensortap.launch.settings import LaunchSettings
 from tensortap.store.format import RUN_JSON, rank_name
 from tensortap.store.upload import delete_rank
@@ -72,8 +73,11 @@ class Recordings:
         """Open a tap on models and their optimizers. A failure is reported, and the program goes on without it."""
         if self._failed:
             return
+        number = self.count + 1
+        path = numbered(as_place(self._settings.out), number)
+        for recording in self.opened:
+            recording.tap.note(f"the program trains another model later, which is recorded into {path.name}")
         self._close_idle()
-        path = self._next_path()
         try:
             tap = capture(_only(models), path, optimizer=_only(optimizers), **self._options)
         except TensortapError as error:
@@ -81,7 +85,9 @@ class Recordings:
             say(f"nothing is recorded: {error}")
             return
         self.opened.append(Recording(tap, list(models.values()), optimizers))
-        self.count += 1
+        self.count = number
+        if number > 1:
+            tap.number(number)
         self._release_children()
         atexit.register(self.close_with_program)  # now, to come before the tap's own, which knows no error
         if multiprocessing.parent_process() is not None:  # such a process ends without `atexit`
@@ -126,10 +132,6 @@ class Recordings:
             # Python ends by SIGINT only if the last text that it executed was interrupted, and closing executes some.
             with suppress(KeyboardInterrupt):
                 exec("raise KeyboardInterrupt")
-
-    def _next_path(self) -> Place:
-        out = as_place(self._settings.out)
-        return out if not self.count else out.with_name(f"{out.name}-{self.count + 1}")
 
     def _release_children(self) -> None:
         """Start later processes without the launch: they are helpers of this one, such as an evaluation."""

@@ -6,6 +6,7 @@ A value is an object of names and plain values, in the form of `tensortap.core.a
 until the next line with the same `fact` and `of`. Facts:
 
     world       of ""           size: the number of ranks
+    launch      of ""           number: which run of its launch this is, from the second on
     ties        of ""           a name for each parameter or buffer that is another one's tensor: the other's name
     frozen      of ""           names: the parameters that require no gradient
     buffers     of ""           names: all buffers
