@@ -179,3 +179,13 @@ def test_an_interrupt_half_way_has_nothing_recorded_twice(tmp_path: Path, monkey
         gradients = step(model, tap)
     assert recorded(tmp_path / "a", 2) == digests(gradients)
     assert hooks_on(model) == 0
+
+
+def test_no_empty_table_of_hooks_remains(tmp_path: Path) -> None:
+    """Torch would enter Python for it at every gradient. A table that others use stays."""
+    model = model_of_two()
+    handle = model[1].weight.register_hook(lambda gradient: None)
+    with tt.capture(model, tmp_path / "a", steps=[0]) as tap:
+        step(model, tap)
+        assert model[0].weight._backward_hooks is None  # from the first step on that is not recorded
+    assert model[0].weight._backward_hooks is None and hooks_of(model[1].weight) == [handle.id]

@@ -9,6 +9,8 @@ The cost of a step is the larger of two measurements. One is the time that the t
 step, waits for buffers. The other is how much longer a recorded step and the step after it take than the others do,
 which includes threads that compete for cores and work that a device does. On a device only the second counts, measured
 between events on the device's own timeline: host time that the device does not wait for costs nothing.
+
+What the tap takes in steps that are not recorded is spent, too: counting them, and the file that shows the progress.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.capabilities import DeviceMark
 
-__all__ = ["Budget", "check_share"]
+__all__ = ["Budget", "Recent", "check_share"]
 
 _SAMPLES = 64
 """Recorded steps whose cost is averaged."""
@@ -34,6 +36,28 @@ _FEWEST_EXCESS = 4
 _SECOND = 4
 """The second step to record: the first one costs more than others, and some unrecorded ones come before it."""
 _LONGEST_INTERVAL = 1 << 20
+
+
+class Recent:
+    """The newest numbers of a series, with their mean. Adding one takes the same time, however many there are."""
+
+    def __init__(self, most: int) -> None:
+        self.numbers: deque[float] = deque(maxlen=most)
+        self._sum = 0.0
+
+    def add(self, number: float) -> None:
+        if len(self.numbers) == self.numbers.maxlen:
+            self._sum -= self.numbers[0]
+        self.numbers.append(number)
+        self._sum += number
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 without numbers."""
+        return max(0.0, self._sum) / len(self.numbers) if self.numbers else 0.0
 
 
 def check_share(share: Any) -> float:
@@ -60,13 +84,17 @@ class Budget:
         """What the tap has taken itself up to the last boundary."""
         self._first = 0.0
         """Cost of opening the run and of its first step."""
-        self._own: deque[float] = deque(maxlen=_SAMPLES)
+        self._own = Recent(_SAMPLES)
         """Time that the tap took in each recorded step, without the first."""
         self._own_total = 0.0
+        self._between = 0.0
+        """Time that the tap took in all steps that were not recorded."""
         self._excess: deque[float] = deque(maxlen=_SAMPLES)
         """How much longer recorded steps took, with the step after each, without the first."""
+        self._usual_excess = 0.0
+        """The median of these."""
         self._plain: deque[float] = deque(maxlen=_PLAIN_SAMPLES)
-        self._all: deque[float] = deque(maxlen=_PLAIN_SAMPLES)
+        self._all = Recent(_PLAIN_SAMPLES)
         self._after: list[float] = []
         """Duration of the last recorded step, until that of the step after it is known."""
         self._marks: deque[tuple[bool, DeviceMark]] = deque(maxlen=_PLAIN_SAMPLES)
@@ -92,10 +120,12 @@ class Budget:
         if self._steps == 1:
             self._first = own
         else:
-            self._all.append(duration)
+            self._all.add(duration)
             if was_recorded:
-                self._own.append(own)
+                self._own.add(own)
                 self._own_total += own
+            else:
+                self._between += own
         if self._mark is None:
             if self._steps > 1:
                 self._learn(was_recorded, duration)
@@ -106,7 +136,7 @@ class Budget:
     @property
     def interval(self) -> int:
         """The power of two whose multiples are recorded now."""
-        usual = fmean(self._all) if self._all else 0.0
+        usual = self._all.mean
         wanted = self.cost / (self._share * usual) if usual > 0 else 1.0
         return min(_LONGEST_INTERVAL, _power_from(wanted))
 
@@ -118,17 +148,18 @@ class Budget:
     @property
     def cost(self) -> float:
         """Seconds that recording a step takes."""
-        own = fmean(self._own) if self._own else self._first
+        own = self._own.mean if len(self._own) else self._first
         if len(self._excess) < _FEWEST_EXCESS:
             return own
-        excess = max(0.0, median(self._excess))
-        return excess if self._mark is not None else max(own, excess)
+        return self._usual_excess if self._mark is not None else max(own, self._usual_excess)
 
     @property
     def spent(self) -> float:
         """Seconds that recording has taken so far."""
-        steps = max(0, self.recorded - 1)
-        return self._first + (self.cost * steps if self._mark is not None else max(self._own_total, self.cost * steps))
+        recorded = self.cost * max(0, self.recorded - 1)
+        if self._mark is not None:
+            return self._first + recorded
+        return self._first + max(self._own_total, recorded) + self._between
 
     @property
     def elapsed(self) -> float:
@@ -157,6 +188,7 @@ class Budget:
     def _settle(self) -> None:
         if self._after and len(self._plain) >= _FEWEST_PLAIN:
             self._excess.append(sum(self._after) - len(self._after) * median(self._plain))
+            self._usual_excess = max(0.0, median(self._excess))
         self._after = []
 
     def _read_marks(self) -> None:

@@ -88,10 +88,11 @@ class Clock:
 
     def next_step(self) -> None:
         self.step += 1
+        if self._order:  # nothing was counted in a step that is not recorded
+            self._numbers.clear()
+            for calls in self._past.values():
+                calls.clear()
         self._forwards = self._order = 0
-        self._numbers.clear()
-        for calls in self._past.values():
-            calls.clear()
         self._open.clear()
         self._cursor = -1
         self.backward_micro = None

@@ -44,6 +44,11 @@ class Modes:
         """Take note of a forward that is not recorded: it may show that the run trains."""
         self._is_training_forward(self._framework.records_gradients())
 
+    @property
+    def settled(self) -> bool:
+        """Whether `observe` has nothing to find out any more."""
+        return self._trains and self._uses_modes
+
     def gradient_came(self) -> None:
         """Take note of a gradient: the run trains."""
         self._trains = True

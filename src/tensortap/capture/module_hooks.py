@@ -23,7 +23,7 @@ class HookedModule:
 
 
 class ModuleHooks:
-    """The hooks of one observer on modules. Those on the root stay to the end: they show that a run trains."""
+    """The hooks of one observer on modules. Those on the root stay until it is known that the run trains."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -47,10 +47,10 @@ class ModuleHooks:
             self._attached = True
             self._place()
 
-    def detach(self) -> None:
-        """Remove the hooks on all modules but the root: even a hook that does nothing takes microseconds."""
+    def detach(self, with_root: bool) -> None:
+        """Remove the hooks, those on the root only if asked to: even a hook that does nothing takes microseconds."""
         self._attached = False
-        for key in [key for key in self._placed if key[0] != ""]:
+        for key in [key for key in self._placed if with_root or key[0] != ""]:
             self._placed.pop(key)[1]()
 
     def remove(self) -> None:

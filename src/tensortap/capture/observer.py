@@ -253,12 +253,13 @@ class Observer:
                 self._optimizers.step_ends()
             self._idle_steps += self._guard.listening and not self._watcher.armed
             ran = self._watcher.armed and self._clock.idle
+            was_recorded = self._guard.listening or self._watcher.armed
             self._end_step()
             self._clock.next_step()
             self._begin_step()
             if self._guard.listening:
                 self._try(self._watcher.attach)
-            else:
+            elif was_recorded:  # otherwise nothing was placed in it
                 self._try(self._watcher.drop)
                 if ran:  # else a compiled function may contain the modules, and would be compiled again
                     self._try(self._watcher.detach)

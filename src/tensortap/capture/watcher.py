@@ -161,8 +161,9 @@ class Watcher:
         self._module_hooks.attach()
 
     def detach(self) -> None:
-        """Remove the hooks on all modules but the root."""
-        self._module_hooks.detach()
+        """Remove the hooks on modules, but for those that must see steps that are not recorded."""
+        needs_root = self._wrappers or (self.modes is not None and not self.modes.settled)
+        self._module_hooks.detach(with_root=not needs_root)
 
     def _hooked_modules(self) -> Iterator[HookedModule]:
         for site in self._tree.sites:

@@ -104,7 +104,8 @@ class Discovery:
     module_class: type
     calling: str
     """The method of the module class that every call goes through."""
-    optimizer_class: type
+    optimizer_classes: tuple[type, ...]
+    """The classes whose `__init__` some optimizer begins with: the base class, and those that do not call it."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -134,7 +135,10 @@ class Discovery:
             self._optimizers.append(weakref.ref(optimizer))
             seen(optimizer)
 
-        return NewOptimizers(self.optimizer_class, begun).remove
+        with ExitStack() as undo:
+            for each in self.optimizer_classes:
+                undo.callback(NewOptimizers(each, begun).remove)
+            return undo.pop_all().close
 
     def on_step(self, seen: Callable[[Any], None]) -> Remove:
         """Call back with the optimizer before each step of any, where the framework has a hook for it."""

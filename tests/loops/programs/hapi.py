@@ -1,4 +1,4 @@
-"""paddle.Model.fit with evaluation.
+"""paddle.Model.fit with evaluation before, between and after.
 
 usage: hapi.py RESULT [mistake]
 """
@@ -28,7 +28,8 @@ def main(result: str, mistake: str = "") -> None:
     norm = paddle.nn.LayerNorm(8, epsilon=1e-3 if mistake else 1e-5)
     network = paddle.nn.Sequential(paddle.nn.Linear(6, 8), norm, paddle.nn.ReLU(), paddle.nn.Linear(8, 3))
     model = paddle.Model(network)
-    model.prepare(paddle.optimizer.Adam(1e-2, parameters=network.parameters()), paddle.nn.CrossEntropyLoss())
+    model.prepare(paddle.optimizer.AdamW(1e-2, parameters=network.parameters()), paddle.nn.CrossEntropyLoss())
+    model.evaluate(Digits(8), batch_size=4, verbose=0)
     model.fit(Digits(16), Digits(8), batch_size=4, epochs=2, eval_freq=1, shuffle=False, verbose=0)
     losses = model.evaluate(Digits(8), batch_size=4, verbose=0)["loss"]
     parameters = b"".join(parameter.numpy().tobytes() for parameter in network.parameters())

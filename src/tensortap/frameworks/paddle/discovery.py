@@ -16,7 +16,7 @@ class PaddleDiscovery(Discovery):
 
     module_class = paddle.nn.Layer
     calling = "__call__"
-    optimizer_class = paddle.optimizer.Optimizer
+    optimizer_classes = (paddle.optimizer.Optimizer, paddle.optimizer.AdamW)
 
     def is_complete(self, optimizer: Any) -> bool:
         return "_param_groups" in vars(optimizer)

@@ -23,7 +23,7 @@ class TorchDiscovery(Discovery):
     module_class = torch.nn.Module
     # `torch.compile` keeps `__call__` of its module and would compile a replacement of it.
     calling = "_call_impl"
-    optimizer_class = torch.optim.Optimizer
+    optimizer_classes = (torch.optim.Optimizer,)
 
     def is_call(self, frame: FrameType) -> bool:
         return frame.f_code is torch.nn.Module._wrapped_call_impl.__code__  # a compiler looks the method up, too

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Remove
@@ -22,7 +21,7 @@ from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
 from tensortap.frameworks.torch.changes import module_changes
 from tensortap.frameworks.torch.exact import TorchExactExecution
-from tensortap.frameworks.torch.gradient_hooks import GradientHooks
+from tensortap.frameworks.torch.gradient_hooks import GradientHooks, ParameterHook
 from tensortap.frameworks.torch.graph import TorchGraph
 from tensortap.frameworks.torch.optimizers import TorchOptimizers
 from tensortap.frameworks.torch.random_states import random_states
@@ -203,11 +202,11 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return self._gradient_hooks.place(tensor, seen)
 
     def on_parameter_gradient(self, parameter: torch.Tensor, seen: GradientCallback) -> Remove | None:
-        if type(parameter) in PLAIN:  # the common case
-            return self.on_gradient(parameter, seen)
-        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        if type(parameter) not in PLAIN and isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
             return None
-        if not is_distributed(parameter):
+        if type(parameter) in PLAIN or not is_distributed(parameter):
+            if parameter.requires_grad and parameter.is_leaf:  # the common case
+                return ParameterHook(parameter, seen).remove
             return self.on_gradient(parameter, seen)
         if not parameter.requires_grad:
             return None
@@ -223,10 +222,8 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return getattr(parameter, "_fsdp_flattened", False) is True
 
     def hook_is_current(self, parameter: torch.Tensor, remove: Remove) -> bool:
-        if not isinstance(handle := getattr(remove, "__self__", None), RemovableHandle):
-            return False
-        hooks = handle.hooks_dict_ref()
-        return hooks is not None and hooks is parameter._backward_hooks and next(reversed(hooks), None) == handle.id
+        hook = getattr(remove, "__self__", None)
+        return isinstance(hook, ParameterHook) and hook.is_current(parameter)
 
     def run_eagerly(self) -> Remove:
         if not hasattr(torch.compiler, "set_stance"):

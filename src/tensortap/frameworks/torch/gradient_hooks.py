@@ -14,9 +14,36 @@ import torch
 from tensortap.frameworks.base import GradientCallback, Remove
 from tensortap.frameworks.torch.graph import base_of
 
-__all__ = ["GradientHooks"]
+__all__ = ["GradientHooks", "ParameterHook"]
 
 _MOST_VIEWS = 16
+
+
+class ParameterHook:
+    """A hook on a parameter that leaves nothing behind.
+
+    Torch keeps the empty table of a tensor's hooks when the last one is removed, and enters Python for it at every
+    gradient, which takes microseconds for each parameter.
+    """
+
+    def __init__(self, parameter: torch.Tensor, seen: GradientCallback) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._first = parameter._backward_hooks is None
+        self._handle = parameter.register_hook(_TensorHook(seen))
+
+    def remove(self) -> None:
+        self._handle.remove()
+        parameter = self._parameter()
+        if self._first and parameter is not None and self._is_table_of(parameter) and not parameter._backward_hooks:
+            parameter._backward_hooks = None
+
+    def is_current(self, parameter: torch.Tensor) -> bool:
+        """Return whether it is on this parameter, after all hooks of others."""
+        return self._is_table_of(parameter) and next(reversed(parameter._backward_hooks), None) == self._handle.id
+
+    def _is_table_of(self, parameter: torch.Tensor) -> bool:
+        table = self._handle.hooks_dict_ref()
+        return table is not None and table is parameter._backward_hooks
 
 
 class GradientHooks:
