@@ -69,12 +69,21 @@ Evaluate = Callable[[nn.Module, torch.Tensor], None]
 EVALUATIONS: list[Evaluate] = [by_mode, by_no_grad, by_inference_mode, by_part, interrupted]
 
 
-def train(path: Path, evaluate: Evaluate | None, counted: str, micro_steps: int = 2, **options: Any) -> Any:
+def train(
+    path: Path | None,
+    evaluate: Evaluate | None,
+    counted: str,
+    micro_steps: int = 2,
+    before: Evaluate | None = None,
+    **options: Any,
+) -> Any:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(1)
     given = optimizer if counted == "optimizer=" else None
     with tt.capture(model, path, optimizer=given, **options) as tap:
+        if before is not None:
+            before(model, torch.ones(5, 4))
         for _ in range(3):
             optimizer.zero_grad()
             for _ in range(micro_steps):
@@ -97,6 +106,38 @@ def test_with_and_without_evaluation_the_same_is_recorded(tmp_path: Path, evalua
     assert evaluated.steps == [0, 1, 2]  # no fourth one after the last evaluation
     assert tt.compare(plain, evaluated).verdict == "match"
     assert any("of an evaluation" in notice for notice in tap.notices)
+
+
+@pytest.mark.parametrize("counted", ["tap.step()", "optimizer="])
+@pytest.mark.parametrize("evaluate", EVALUATIONS)
+def test_evaluation_before_the_training_is_no_part_of_it(tmp_path: Path, evaluate: Evaluate, counted: str) -> None:
+    """A baseline or a sanity check. Without an optimizer, it shows only at the first training forward."""
+    alone = train(tmp_path / "plain", None, counted, keep="tensors")
+    tap = train(tmp_path / "evaluated", None, counted, before=evaluate, keep="tensors")
+    plain, evaluated = tt.open(tmp_path / "plain"), tt.open(tmp_path / "evaluated")
+    assert everything(plain) == everything(evaluated)
+    assert list(plain.loop()) == list(evaluated.loop()) or evaluate is interrupted
+    assert [(row.module, row.calls) for row in alone.coverage] == [(row.module, row.calls) for row in tap.coverage]
+    assert any("of an evaluation" in notice for notice in evaluated.notices)
+    assert tt.compare(plain, evaluated).verdict == "match"
+    assert not list((tmp_path / "evaluated").glob("**/*.partial"))
+
+
+def test_evaluation_before_the_training_in_memory_and_with_recorded_evaluation() -> None:
+    plain = train(None, None, "tap.step()").run
+    tap = train(None, by_no_grad, "tap.step()", before=by_no_grad, evaluation=True)
+    assert everything(plain) == {key: value for key, value in everything(tap.run).items() if key.phase != "eval"}
+    assert any("1 forward before the training began not recorded" in notice for notice in tap.notices)
+
+
+def test_training_in_eval_mode_is_no_trial(tmp_path: Path) -> None:
+    model = net().eval()
+    with tt.capture(model, tmp_path / "a") as tap:
+        model(torch.ones(2, 4)).sum().backward()
+        model.train()
+        model(torch.ones(2, 4)).sum().backward()
+        tap.step()
+    assert {r.key.micro for r in tt.open(tmp_path / "a").records(kind="output")} == {0, 1}
 
 
 def test_evaluation_inside_a_step_is_not_a_micro_step(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ class Clock:
         self.backward_micro = None
         self.reentrant = self._rooted = self.backward_ran = False
 
+    def restart(self) -> None:
+        """Forget everything that was counted."""
+        self.next_step()
+        self.step = 0
+
     def calls_of(self, module: str) -> int:
         """Return how often the module was called in the newest micro step."""
         return self._numbers.get(module, 0)

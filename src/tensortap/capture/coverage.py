@@ -44,6 +44,13 @@ class CoverageBook:
         self.sees_inside = False
         """Whether modules inside compiled graphs are seen."""
 
+    def restart(self) -> None:
+        """Forget the calls so far. Remarks and notices stay."""
+        for entry in self._entries.values():
+            entry.calls = entry.gradients = entry.without_autograd = entry.evaluations = 0
+        self.captured_steps = 0
+        self.changed = True
+
     def follow(self, site: Site, text: str) -> None:
         """Take over a module that was added, replaced or compiled, with a remark on that."""
         entry = self._entries.setdefault(site.name, _ModuleCoverage(site))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from tensortap.frameworks.base import Framework
@@ -17,6 +18,9 @@ class Modes:
     A call belongs to evaluation if autograd is off, or if the model is in eval mode although it was trained in training
     mode before. Nothing belongs to evaluation until the run is known to train, so an inference-only run is recorded
     whole. A call is a trace if its tensors have no values: `torch.jit.trace`, fake tensors.
+
+    If a training forward is the first after such calls, they were a trial: a baseline evaluation, a sanity check.
+    `discard_trial` is called before it runs.
     """
 
     def __init__(
@@ -32,6 +36,11 @@ class Modes:
         """Whether the run is known to train: it has an optimizer, a gradient came, or a training forward ran."""
         self._uses_modes = False
         """Whether a forward in training mode has run. Some models are trained in eval mode all the time."""
+        self._trial = 0
+        """Forwards so far, as long as all of them may have been an evaluation before the training."""
+        self._may_be_trial = separate
+        self.discard_trial: Callable[[], None] = lambda: None
+        """Drops what was recorded so far."""
         self._open: list[str] = []
         """The modules of an evaluation or trace that is in progress."""
         self._mode: Mode = "train"
@@ -52,10 +61,12 @@ class Modes:
     def gradient_came(self) -> None:
         """Take note of a gradient: the run trains."""
         self._trains = True
+        self._may_be_trial = False
 
     def enter(self, module: str, outermost: bool) -> Mode:
         """Return the mode of the call that begins. `outermost`: no training call is in progress."""
-        if not self._open and not outermost:
+        # An exception may have left calls of a trial open, in which a root cannot be.
+        if not self._open and not outermost and not (module == "" and self._trial and self._may_be_trial):
             return "train"
         mode = self._classify(self._framework.records_gradients())
         if mode == "train":
@@ -91,6 +102,7 @@ class Modes:
 
     def end_step(self) -> str:
         """Return what to report about the step: usually nothing."""
+        self._may_be_trial = False
         trained_in_eval_mode = self._eval_mode_calls > 0 and not self._training_calls
         self._eval_mode_calls = self._training_calls = 0
         if not trained_in_eval_mode:
@@ -114,6 +126,11 @@ class Modes:
     def notices(self) -> list[str]:
         """Return what to report about the run."""
         found = []
+        if self._trial and not self._may_be_trial and self.recorded:
+            found.append(
+                f"{_forwards(self._trial)} before the training began not recorded: that they were an evaluation showed "
+                "only then; pass optimizer= to record them"
+            )
         if self._forwards["eval"] and not self.recorded:
             found.append(
                 f"{_forwards(self._forwards['eval'])} of an evaluation (autograd off, or the model in eval mode) not "
@@ -134,7 +151,19 @@ class Modes:
     def _classify(self, autograd: bool) -> Mode:
         if self._framework.tracing():
             return "trace"
+        if self._may_be_trial and not self._open:
+            self._check_trial(autograd)
         return "eval" if self._separate and self._is_evaluation(autograd) else "train"
+
+    def _check_trial(self, autograd: bool) -> None:
+        """Count a forward before the run is known to train, or end the trial."""
+        if self._is_training_forward(autograd):
+            self._may_be_trial = False
+            if self._trial:
+                self._forwards["eval"] += self._trial
+                self.discard_trial()
+        elif autograd or not (self._trains or self._framework.is_fitting(self._root)):  # else it is known to be one
+            self._trial += 1
 
     def _is_evaluation(self, autograd: bool) -> bool:
         if self._is_training_forward(autograd):

@@ -83,6 +83,11 @@ class PlannedWatcher(Watcher):
         self._follower.open.clear()  # a step that was cut off leaves calls open
         super()._drop_step_hooks()
 
+    def restart(self) -> None:
+        super().restart()
+        self._follower.events, self._log, self._counts = [], None, {}
+        self._logged_calls.clear()
+
     def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
         if self._follower.following:
             self._leave_plan()

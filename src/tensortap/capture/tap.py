@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,11 @@ class RunSink:
         if failures:  # the user's own exception, from a signal handler, comes first
             raise next((each for each in failures if interrupt_in(each) is not None), failures[0])
 
+    def discard(self) -> None:
+        """Close the run and delete it."""
+        self.close("finished", "", CoverageBook((), (), ()))
+        self.writer.delete()
+
     def _write_coverage(self, status: str, book: CoverageBook) -> None:
         self._collect_notices(book)
         if status == "finished" or book.changed:
@@ -307,6 +312,11 @@ class Tap(Observer):
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         watcher = super()._new_watcher(sink, chosen)
+        self._connect(watcher)
+        return watcher
+
+    def _connect(self, watcher: Watcher) -> None:
+        """Let a watcher record into the run."""
         if self._run is not None:
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
@@ -330,10 +340,33 @@ class Tap(Observer):
             if not set(GRADIENT_KINDS).isdisjoint(kinds):
                 watcher.detached = DetachedValues(self._framework, loop_fact)
                 watcher.recomputations = Recomputations(self._framework, self._clock, loop_fact)
-        return watcher
+
+    def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
+        super()._watch(sink, chosen, optimizer, undo)
+        if self._watcher.modes is not None:
+            self._watcher.modes.discard_trial = self._discard_trial
+
+    def _discard_trial(self) -> None:
+        """Begin the run again: what it has so far was no training."""
+        if self._run is None or self._clock.step:
+            return
+        self._run.discard()
+        self._options = replace(self._options, overwrite=False)
+        self._watcher.restart()
+        self._clock.restart()
+        self._book.restart()
+        self._sink = self._open_run()
+        self._connect(self._watcher)
+        if self._optimizers is not None:
+            self._connect_optimizers(self._optimizers)
 
     def _new_optimizers(self, optimizer: Any) -> Optimizers:
         optimizers = super()._new_optimizers(optimizer)
+        self._connect_optimizers(optimizers)
+        return optimizers
+
+    def _connect_optimizers(self, optimizers: Optimizers) -> None:
+        """Write what optimizers do into the run."""
         if optimizers.several and self._uncounted is not None:  # one of them steps before the step ends
             self._watcher.forward_begins = lambda: None
             self._uncounted = None
@@ -342,7 +375,6 @@ class Tap(Observer):
         if self._loop is not None:
             optimizers.before = self._optimizer_begins
             optimizers.after, optimizers.ends = self._loop.optimizer_ended, self._loop.step_ends
-        return optimizers
 
     def _optimizer_begins(self, name: str, optimizer: Any) -> None:
         if self._uncounted is not None:
@@ -486,6 +518,12 @@ class Tap(Observer):
         """Add a line to the notices of the run, such as what it was resumed from."""
         with self._lock:
             self._book.notice(text)
+
+    def discard(self) -> None:
+        """Close the tap, and delete what it has recorded."""
+        self.close()
+        if self._run is not None:
+            self._run.writer.delete()
 
     def number(self, number: int) -> None:
         """Note which run of its launch this is, if it is not the first."""

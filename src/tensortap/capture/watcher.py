@@ -239,6 +239,13 @@ class Watcher:
             self.check_model()
         self._drop_step_hooks()
 
+    def restart(self) -> None:
+        """Forget the step so far. Hooks on modules stay."""
+        self.drop()
+        self._arguments.clear()
+        self._snapshot_of = None
+        self._set_sites(self._chosen_sites)  # what was worked out for its calls names slots of the old recorder
+
     def _see_end(self) -> None:
         """Called when the last call and the last gradient of a step were seen."""
 

@@ -6,7 +6,6 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +22,6 @@ from tensortap.launch.command import environment_without
 from tensortap.launch.options import parse_all
 from tensortap.launch.series import numbered
 from tensortap.launch.settings import LaunchSettings
-from tensortap.store.format import RUN_JSON, rank_name
-from tensortap.store.upload import delete_rank
 
 __all__ = ["Recording", "Recordings"]
 
@@ -109,13 +106,7 @@ class Recordings:
         for recording in [each for each in self.opened if each.inference]:
             self.opened.remove(recording)
             self.count -= 1
-            recording.tap.close()
-            path = recording.tap.path
-            if isinstance(path, Path):
-                _delete(path, recording.tap.rank)
-            elif path is not None:
-                with suppress_errors():
-                    delete_rank(path, recording.tap.rank)
+            recording.tap.discard()
 
     def close(self, reason: str) -> None:
         """Close every tap; with a reason, as failed."""
@@ -160,10 +151,3 @@ def _shown(path: Place) -> Place:
     if not isinstance(path, Path):
         return path
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _delete(path: Path, rank: int) -> None:
-    """Delete one rank of a run, and the run with its last rank."""
-    shutil.rmtree(path / rank_name(rank), ignore_errors=True)
-    if path.is_dir() and {entry.name for entry in path.iterdir()} <= {RUN_JSON}:
-        shutil.rmtree(path, ignore_errors=True)

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tensortap.store.format import (
 from tensortap.store.source import LocalFiles, read_json
 from tensortap.store.writer.state import folder_error
 
-__all__ = ["as_text", "claim", "overwrite_json", "write_json"]
+__all__ = ["as_text", "claim", "discard", "overwrite_json", "write_json"]
 
 _LEAST_TEXT = 16
 
@@ -80,6 +81,15 @@ def claim(path: Path, rank: int, world: int, info: Mapping[str, Any], overwrite:
     except OSError as error:
         raise folder_error(error, own) from error
     return own
+
+
+def discard(path: Path, rank: int) -> None:
+    """Delete one rank of a run, and the run with its last rank."""
+    shutil.rmtree(path / rank_name(rank), ignore_errors=True)
+    if path.is_dir() and {entry.name for entry in path.iterdir()} <= {RUN_JSON}:
+        (path / RUN_JSON).unlink(missing_ok=True)
+        with suppress(OSError):  # another rank has joined meanwhile
+            path.rmdir()
 
 
 def write_json(path: Path, value: Mapping[str, Any], reserve: int = 0) -> None:

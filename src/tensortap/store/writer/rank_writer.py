@@ -110,6 +110,10 @@ class RankWriter(ABC):
     def close(self, status: str = "finished", reason: str = "") -> None:
         """Store what waits and end all threads. A second call does nothing."""
 
+    def delete(self) -> None:
+        """Delete what was stored, after `close`. A run in memory ends with its writer."""
+        return
+
     @abstractmethod
     def _barrier(self) -> bool:
         """Wait until all bytes that were put so far are stored; False if they cannot be."""

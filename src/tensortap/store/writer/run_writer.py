@@ -30,7 +30,7 @@ from tensortap.core.records import Coverage, Location
 from tensortap.core.sketches import FULL
 from tensortap.errors import TensortapError, UsageError
 from tensortap.store.calls import CallEntry, CallsWriter
-from tensortap.store.folder import claim, overwrite_json, write_json
+from tensortap.store.folder import claim, discard, overwrite_json, write_json
 from tensortap.store.format import (
     CALLS,
     COVERAGE_JSON,
@@ -265,6 +265,9 @@ class RunWriter(RankWriter):
             self._state.fail(error, self._folder / RANK_JSON)
         if not self._state.reported:
             self._state.check()
+
+    def delete(self) -> None:
+        discard(self.path, self.rank)
 
     def _pick(self, step: int, ring: bool) -> Shard:
         self._check_open()

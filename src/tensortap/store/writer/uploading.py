@@ -25,12 +25,13 @@ import numpy.typing as npt
 
 from tensortap.core import dtypes
 from tensortap.core.host_copies import DeviceBytes
+from tensortap.core.interrupts import suppress_errors
 from tensortap.core.placement import Mesh
 from tensortap.core.records import Coverage, Location
 from tensortap.core.urls import Url
 from tensortap.errors import StoreWriteError, TensortapError, UsageError
 from tensortap.store.format import COVERAGE_JSON, INDEX, PROGRESS_JSON, RANK_JSON
-from tensortap.store.upload import UPLOAD_JSON, remove_spool
+from tensortap.store.upload import UPLOAD_JSON, delete_rank, remove_spool
 from tensortap.store.writer.rank_upload import RankUpload, claim_url
 from tensortap.store.writer.run_writer import RunWriter
 
@@ -73,6 +74,7 @@ class UploadingWriter(RunWriter):
         self._limit = DEFAULT_SPOOL if spool_size is None else spool_size
         if self._limit < _LEAST_SPOOL:
             raise UsageError(f"spool_size must be at least {_LEAST_SPOOL:,} bytes, not {self._limit:,}")
+        self._url = url
         folder = spool_folder(url, rank, spool)
         self.defers_rows = bool(options.get("rotates"))
         """Whether rows are uploaded at the end: a ring drops some of them again, and bounds the index by itself."""
@@ -141,6 +143,10 @@ class UploadingWriter(RunWriter):
             super().close(status, reason)
         finally:
             self._uploader.finish()
+
+    def delete(self) -> None:
+        with suppress_errors():
+            delete_rank(self._url, self.rank)
 
     def interrupt(self) -> list[str]:
         left = self._uploader.interrupt()
