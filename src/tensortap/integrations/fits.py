@@ -10,7 +10,7 @@ from tensortap.capture import capture
 from tensortap.capture.tap import Tap
 from tensortap.errors import UsageError
 
-__all__ = ["Fits"]
+__all__ = ["FitRecorder", "Fits"]
 
 _OWN = {"model", "path", "optimizer"}
 """Parameters of `capture` that the trainer supplies."""
@@ -54,6 +54,19 @@ class Fits:
     def fail(self, error: BaseException) -> None:
         """Close the tap of the current fit because of an exception."""
         self.end(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+class FitRecorder:
+    """What the callbacks of all trainers have in common. A class names it before the trainer's own base class."""
+
+    def __init__(self, path: str | Path | None = None, **options: Any) -> None:
+        super().__init__()
+        self._fits = Fits(path, options)
+
+    @property
+    def tap(self) -> Tap | None:
+        """The tap of the current or the last fit; `tap.run` is its run."""
+        return self._fits.tap
 
 
 def _listed(names: set[str]) -> str:

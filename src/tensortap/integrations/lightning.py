@@ -6,13 +6,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tensortap.integrations.fits import Fits
-
-if TYPE_CHECKING:
-    from tensortap.capture.tap import Tap
+from tensortap.integrations.fits import FitRecorder
 
 try:
     from lightning.pytorch import Callback
@@ -22,20 +18,12 @@ except ImportError:
 __all__ = ["TapCallback"]
 
 
-class TapCallback(Callback):  # type: ignore[misc]  # its class has no types
+class TapCallback(FitRecorder, Callback):  # type: ignore[misc]  # its class has no types
     """Records each `trainer.fit()`. The arguments are those of `tensortap.capture`.
 
     Steps are optimizer steps and begin at 0 in each run; the run notes the `global_step` at which a training was
     resumed. A second `fit()` records into path-2. An exception closes the run as failed.
     """
-
-    def __init__(self, path: str | Path | None = None, **options: Any) -> None:
-        self._fits = Fits(path, options)
-
-    @property
-    def tap(self) -> Tap | None:
-        """The tap of the current or the last fit; `tap.run` is its run."""
-        return self._fits.tap
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizers = trainer.optimizers

@@ -7,36 +7,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddle.callbacks import Callback
 
 from tensortap.frameworks.hooks import Detour
-from tensortap.integrations.fits import Fits
-
-if TYPE_CHECKING:
-    from tensortap.capture.tap import Tap
+from tensortap.integrations.fits import FitRecorder
 
 __all__ = ["TapCallback"]
 
 
-class TapCallback(Callback):  # type: ignore[misc]  # its class has no types
+class TapCallback(FitRecorder, Callback):  # type: ignore[misc]  # its class has no types
     """Records each `model.fit()`. The arguments are those of `tensortap.capture`.
 
     Steps are optimizer steps and begin at 0 in each run. A second `fit()` records into path-2. An exception closes the
     run as failed. Evaluation between epochs is not training; `evaluation=True` records it, too.
     """
 
-    def __init__(self, path: str | Path | None = None, **options: Any) -> None:
-        super().__init__()
-        self._fits = Fits(path, options)
-        self._watched: Detour | None = None
-
-    @property
-    def tap(self) -> Tap | None:
-        """The tap of the current or the last fit; `tap.run` is its run."""
-        return self._fits.tap
+    _watched: Detour | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensortap.frameworks.hooks import Detour
-from tensortap.integrations.fits import Fits
-
-if TYPE_CHECKING:
-    from tensortap.capture.tap import Tap
+from tensortap.integrations.fits import FitRecorder
 
 try:
     from transformers import TrainerCallback
@@ -26,20 +22,12 @@ except ImportError:  # PaddleNLP takes any object that has the methods of its ev
 __all__ = ["TapCallback"]
 
 
-class TapCallback(TrainerCallback):  # type: ignore[misc]  # its class has no types
+class TapCallback(FitRecorder, TrainerCallback):  # type: ignore[misc]  # its class has no types
     """Records each call of `trainer.train()`. The arguments are those of `tensortap.capture`.
 
     Steps are optimizer steps and begin at 0 in each run; the run notes the `global_step` at which a training was
     resumed. A second `train()` records into path-2. An exception closes the run as failed.
     """
-
-    def __init__(self, path: str | Path | None = None, **options: Any) -> None:
-        self._fits = Fits(path, options)
-
-    @property
-    def tap(self) -> Tap | None:
-        """The tap of the current or the last training; `tap.run` is its run."""
-        return self._fits.tap
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Watch `train` for exceptions: the Trainer has no event for them."""
