@@ -62,6 +62,11 @@ def nan_in(step_of_nan: int) -> Callable[[int, Net, Any], None]:
     return each
 
 
+def give_loss(model: Net, tap: Any, value: float) -> None:
+    """Give the tap a loss in the next forward."""
+    model.between = lambda x: (tap.loss(value), x)[1]
+
+
 def kept_steps(run: Any) -> list[int]:
     return sorted({record.key.step for record in run.records(kept=True)})
 
@@ -202,7 +207,7 @@ def test_a_spike_of_the_loss_writes_the_ring_out(named: bool) -> None:
     def each(step: int, model: Net, tap: Any) -> Any:
         batch = torch.ones(4, 8) * (100 if step == 30 else 1)
         if not named:
-            tap.loss(7.0 if step == 30 else 1 + 0.01 * (step % 5))
+            give_loss(model, tap, 7.0 if step == 30 else 1 + 0.01 * (step % 5))
         return batch
 
     run = train(None, steps=40, each=each, ring=1, **({"loss": "criterion"} if named else {})).run
@@ -268,7 +273,7 @@ def test_loop_facts_and_arguments_of_the_steps_that_remain_are_kept(tmp_path: Pa
             model.second.scale = float(step)
         if step == 100:
             tap.keep()
-        tap.loss(float(step))
+        give_loss(model, tap, float(step))
 
     run = train(tmp_path / "run", steps=200, each=each, ring=2).run
     assert run.steps == [98, 99, 100, 198, 199]
@@ -319,3 +324,19 @@ def test_wrong_options_are_named() -> None:
         with pytest.raises(UsageError, match=message):
             tt.capture(nn.Linear(2, 2), **options)  # type: ignore[arg-type]
     assert parse_loss("(root):loss") == ("", "loss")
+
+
+def test_a_loss_between_two_steps_is_that_of_the_step_that_has_ended() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with tt.capture(model, optimizer=optimizer, steps=[0, 2, 3]) as tap:
+        for step in range(4):
+            model(torch.randn(4, 8)).backward()
+            optimizer.step()
+            tap.loss(float(step))
+    assert [(each.step, each.value["value"]) for each in tap.run.loop().changes("loss")] == [
+        (0, 0.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    assert tap.run.steps == [0, 2, 3]

@@ -84,6 +84,8 @@ def test_a_nan_and_a_failure_are_shown(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "the first NaN or Inf is in output 0 of 0, step 3" in result.stdout
     assert "rank 0 failed: NonfiniteError" in result.stdout
+    (newest,) = (line.split() for line in result.stdout.splitlines() if line.split()[:1] == ["3"])
+    assert newest[1:3] == ["nan", "nan"]  # the loss and the gradient norm
 
 
 def test_a_killed_run_ends_and_several_ranks_are_listed(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ class Incidents:
         if self._ends:
             self._writer.wait_for_rows(self._ends[-1][1])
             self._examine(self._ends[-1][0])
+        elif self._last is not None:  # its loss may have come after its end
+            self._examine(self._last)
         if self._ring is None:
             return
         if failure and self._last is not None:

@@ -265,6 +265,7 @@ class Tap(Observer):
         self._uncounted: UncountedSteps | None = None
         self._loop: LoopBook | None = None
         self._recorded_steps = 0
+        self._last_was_recorded = False
         self._options = options
         self._records_evaluation = options.evaluation
         started = time.perf_counter()
@@ -466,16 +467,21 @@ class Tap(Observer):
     def loss(self, value: Any) -> None:
         """Tell the tap the loss of this step: a number, or a tensor with one element, which is read now.
 
-        It is part of the run, `tensortap watch` shows it, and a spike keeps the ring's tensors.
+        It is part of the run, `tensortap watch` shows it, and a spike keeps the ring's tensors. Between two steps, it
+        is the loss of the step that has ended.
         """
-        if self._run is not None and self._guard.listening:
+        if self._run is None:
+            return
+        between = self._clock.step > 0 and not self._watcher.armed
+        if self._last_was_recorded if between else self._guard.listening:
             value = value.detach() if hasattr(value, "detach") else value
-            self._run.incidents.alarm.add_loss(self._clock.step, float(value))
+            self._run.incidents.alarm.add_loss(self._clock.step - between, float(value))
 
     def _begin_step(self) -> None:
         if self._budget is not None and self._clock.step:
             so_far = self._guard.seconds + self._step_seconds + time.perf_counter() - self._step_began
             self._budget.end_step(self._guard.listening, so_far)
+        self._last_was_recorded = self._guard.listening
         super()._begin_step()
         self._recorded_steps += self._guard.listening
 

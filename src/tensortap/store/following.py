@@ -37,7 +37,7 @@ class FollowedStep:
     records: int = 0
     nonfinite: int = 0
     squares: dict[int, float] = field(default_factory=dict)
-    """Sum of squares of all parameter gradients, by micro step."""
+    """Sum of squares of all parameter gradients, by micro step; NaN if some are not finite."""
     loss: float | None = None
 
     @property
@@ -121,8 +121,9 @@ class FollowedRank:
             step.records += int(own.sum())
             step.nonfinite += int(bad[own].sum())
             for micro in np.unique(columns["micro"][own & gradients]).tolist():
-                norms = columns["l2"][own & gradients & (columns["micro"] == micro)]
-                step.squares[micro] = step.squares.get(micro, 0.0) + float(np.square(norms).sum())
+                rows = own & gradients & (columns["micro"] == micro)
+                squares = float("nan") if bad[rows].any() else float(np.square(columns["l2"][rows]).sum())
+                step.squares[micro] = step.squares.get(micro, 0.0) + squares
 
     def _step(self, number: int) -> FollowedStep:
         return self._steps.setdefault(number, FollowedStep(number))

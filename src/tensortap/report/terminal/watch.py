@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from rich.text import Text
 
@@ -126,4 +127,6 @@ def _steps(steps: Sequence[WatchedStep]) -> list[TableColumn]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else number(value)
+    if value is None:
+        return "-"
+    return "nan" if isnan(value) else number(value)
