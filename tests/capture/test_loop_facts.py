@@ -318,3 +318,15 @@ def test_frozen_parameters_and_buffers() -> None:
         (0, ["0.bias"]),
         (2, ["0.weight", "0.bias"]),
     ]
+
+
+def test_a_parameter_that_is_released_later() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    with tt.capture(model, kinds="output") as tap:
+        for step in range(3):
+            model[0].weight.requires_grad_(step > 0)
+            model(torch.ones(2, 3)).square().sum().backward()
+            tap.step()
+    changes = tap.run.loop().changes("frozen", "")
+    assert [(each.step, each.value["names"]) for each in changes] == [(0, ["0.weight", "0.bias"]), (1, ["0.bias"])]

@@ -46,11 +46,11 @@ def test_parameters_and_their_hooks(change: str) -> None:
     model[0].weight.register_hook(nothing)
     model[1].bias.requires_grad_(False)
     owners = list(model)
-    before = identify_values(owners, "_parameters", "_backward_hooks")
+    before = identify_values(owners, "_parameters", "_backward_hooks", tensors=True)
     assert before is not None
-    assert identify_values(owners, "_parameters", "_backward_hooks") == before
+    assert identify_values(owners, "_parameters", "_backward_hooks", tensors=True) == before
     CHANGES[change](model)
-    assert identify_values(owners, "_parameters", "_backward_hooks") != before
+    assert identify_values(owners, "_parameters", "_backward_hooks", tensors=True) != before
 
 
 def test_objects_move_between_owners() -> None:

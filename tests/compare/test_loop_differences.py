@@ -240,6 +240,22 @@ def test_the_sentence_says_that_a_parameter_is_frozen(train_tied: Train) -> None
     assert loop_end(result) == "the candidate freezes 1 parameter that the reference trains (place.weight)."
 
 
+def test_a_container_of_frozen_parts_cuts_nothing_off(tmp_path: Path) -> None:
+    for name in ("trained", "frozen"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3), nn.Linear(3, 2))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tt.capture(model, tmp_path / name, optimizer=sgd):
+            for step in range(2):
+                model[0].requires_grad_(name == "trained" or step == 0)
+                sgd.zero_grad()
+                model(torch.ones(4, 3)).square().sum().backward()
+                sgd.step()
+    result = tt.compare(tmp_path / "trained", tmp_path / "frozen")
+    assert result.first is not None and result.first.key.step == 1 and "cuts it off" not in result.sentence
+    assert loop_end(result) == "the candidate freezes 2 parameters that the reference trains (0.0.weight, 0.0.bias)."
+
+
 def test_the_sentence_says_that_a_parameter_is_tied_on_one_side(train_tied: Train) -> None:
     def untie(model: _Tied) -> None:
         model.head.weight = nn.Parameter(model.head.weight.detach().clone())

@@ -41,14 +41,16 @@ def changed_items(entries: list[WatchedItems]) -> list[int]:
     return [place for place, each in enumerate(entries) if not each.unchanged]
 
 
-def identify_values(owners: list[Any], attribute: str, hooks: str | None = None) -> Hashable | None:
+def identify_values(
+    owners: list[Any], attribute: str, hooks: str | None = None, tensors: bool = False
+) -> Hashable | None:
     """Return an object that is equal as long as the owners have the same objects in a dictionary of this name.
 
-    The objects are not held. With `hooks`, the name of an attribute of tensors, the only hook in it counts, too, and
-    whether a tensor without one requires a gradient. Return None if a tensor has several hooks, or an empty dictionary.
+    The objects are not held. Of `tensors` it counts, too, whether they require a gradient; with `hooks`, the name of an
+    attribute of theirs, also the only hook in it. Return None if a tensor has several hooks, or an empty dictionary.
     """
     if (native := native_classes.load()) is not None:
-        return cast("bytes | None", native.identify_values(owners, attribute, hooks))
+        return cast("bytes | None", native.identify_values(owners, attribute, hooks, tensors))
     numbers: list[int] = []
     for owner in owners:
         values: Mapping[str, Any] = getattr(owner, attribute)
@@ -60,15 +62,18 @@ def identify_values(owners: list[Any], attribute: str, hooks: str | None = None)
                 numbers.append(id(placed))
                 if placed is not None and len(placed) != 1:
                     return None
-                numbers += placed or (value.requires_grad,)
+                numbers += placed or ()
+            if tensors and value is not None:
+                numbers.append(value.requires_grad)
     return tuple(numbers)
 
 
 def identify_parameters(framework: Framework, modules: list[Any]) -> Hashable:
-    """Return an object that is equal as long as the modules have the same parameters."""
+    """Return an object that is equal as long as the modules have the same parameters, and the same ones are trained."""
     if framework.parameters_attribute is None:
-        return tuple(id(tensor) for _, _, tensor in framework.parameters_of(modules))
-    return identify_values(modules, framework.parameters_attribute)
+        tensors = [tensor for _, _, tensor in framework.parameters_of(modules)]
+        return *map(id, tensors), *framework.require_gradients(tensors)
+    return identify_values(modules, framework.parameters_attribute, tensors=True)
 
 
 def identify_hooks(framework: Framework, modules: list[Any]) -> Hashable | None:
@@ -78,4 +83,4 @@ def identify_hooks(framework: Framework, modules: list[Any]) -> Hashable | None:
     """
     if framework.parameters_attribute is None or framework.hooks_attribute is None:
         return None
-    return identify_values(modules, framework.parameters_attribute, framework.hooks_attribute)
+    return identify_values(modules, framework.parameters_attribute, framework.hooks_attribute, tensors=True)

@@ -70,18 +70,13 @@ static int add_number(Numbers *all, uint64_t value)
     return 0;
 }
 
-/* Add the dictionary of a tensor's hooks, and the number of its only hook, or whether it may get one. Whether it has at most
-   one. */
+/* Add the dictionary of a tensor's hooks, and the number of its only hook. Whether it has at most that one. */
 static int add_hooks(Numbers *all, PyObject *tensor, PyObject *attribute)
 {
     PyObject *hooks = PyObject_GetAttr(tensor, attribute), *key, *hook;
     Py_ssize_t at = 0;
     int result = hooks == NULL || add_number(all, (uint64_t)(uintptr_t)hooks) ? -1 : 1;
-    if (result == 1 && hooks == Py_None) {
-        int reached = flag(tensor, s_requires_grad);
-        result = reached < 0 || add_number(all, reached) ? -1 : 1;
-    }
-    else if (result == 1) {
+    if (result == 1 && hooks != Py_None) {
         result = PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 1 && PyDict_Next(hooks, &at, &key, &hook);
         result = result && add_number(all, PyLong_AsUnsignedLongLong(key)) ? -1 : result;
     }
@@ -89,7 +84,13 @@ static int add_hooks(Numbers *all, PyObject *tensor, PyObject *attribute)
     return result < 0 || PyErr_Occurred() ? -1 : result;
 }
 
-static int add_values(Numbers *all, PyObject *values, PyObject *hooks)
+static int add_flag(Numbers *all, PyObject *tensor, PyObject *name)
+{
+    int is = flag(tensor, name);
+    return is < 0 || add_number(all, is) ? -1 : 1;
+}
+
+static int add_values(Numbers *all, PyObject *values, PyObject *hooks, int flagged)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0;
@@ -101,6 +102,9 @@ static int add_values(Numbers *all, PyObject *values, PyObject *hooks)
         if (hooks != Py_None && value != Py_None) {
             result = add_hooks(all, value, hooks);
         }
+        if (result == 1 && flagged && value != Py_None) {
+            result = add_flag(all, value, s_requires_grad);
+        }
     }
     return result;
 }
@@ -109,13 +113,13 @@ static PyObject *identify_values(PyObject *module, PyObject *args)
 {
     PyObject *owners, *attribute, *hooks;
     Numbers all = {0};
-    int result = 1;
-    if (!PyArg_ParseTuple(args, "O!UO", &PyList_Type, &owners, &attribute, &hooks)) {
+    int result = 1, tensors;
+    if (!PyArg_ParseTuple(args, "O!UOp", &PyList_Type, &owners, &attribute, &hooks, &tensors)) {
         return NULL;
     }
     for (Py_ssize_t i = 0; result == 1 && i < PyList_GET_SIZE(owners); i++) {
         PyObject *values = PyObject_GetAttr(PyList_GET_ITEM(owners, i), attribute);
-        result = values == NULL ? -1 : PyDict_Check(values) ? add_values(&all, values, hooks) : 0;
+        result = values == NULL ? -1 : PyDict_Check(values) ? add_values(&all, values, hooks, tensors) : 0;
         Py_XDECREF(values);
     }
     PyObject *found = NULL;

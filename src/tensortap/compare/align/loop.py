@@ -83,11 +83,12 @@ class LoopDifferences:
         found += [*self._settings(), *self._scalers(), *self._skipped()]
         return sorted(found, key=lambda each: each.step)
 
-    @property
+    @cached_property
     def frozen_modules(self) -> frozenset[str]:
-        """The modules of parameters that one side alone freezes, in the reference's names."""
-        names = (name for each in self.optimizer if each.fact == "frozen" for name in each.parameters)
-        return frozenset(name.rpartition(".")[0] for name in names)
+        """The modules of parameters that one side alone freezes, and those around them, in the reference's names."""
+        names = [name for each in self.optimizer if each.fact == "frozen" for name in each.parameters]
+        owners = {name.rpartition(".")[0] for name in names}
+        return frozenset(owners.union(*(_around(owner) for owner in owners)))
 
     @cached_property
     def random(self) -> dict[str, int]:
@@ -329,6 +330,12 @@ def _unheld(names: Sequence[str], side: str, other: str) -> str:
 
 def _many(names: Sequence[str]) -> str:
     return f"{len(names)} parameter{'s' * (len(names) > 1)}"
+
+
+def _around(module: str) -> Iterator[str]:
+    """Yield the modules around one, but for the root."""
+    while module := module.rpartition(".")[0]:
+        yield module
 
 
 def _not_among(found: Sequence[LoopDifference], others: Sequence[LoopDifference]) -> list[LoopDifference]:
