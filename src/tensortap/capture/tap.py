@@ -321,7 +321,7 @@ class Tap(Observer):
         if self._run is not None:
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
-            watcher.forward_begins = self._uncounted.forward_begins
+            watcher.forward_begins = partial(self._forward_begins, watcher)
             watcher.slots, watcher.take, watcher.record_slot = self._run.slots, self._run.take, self._run.record_slot
             watcher.forward_ended = self._run.flush_reads
             watcher.snapshot_begins, watcher.snapshot_ended = self._run.begin_snapshot, self._run.end_snapshot
@@ -329,7 +329,7 @@ class Tap(Observer):
             watcher.record_gradient = self._run.record_gradient
             watcher.forget, watcher.code_changed = self._run.forget, self._run.code_changed
             loop_fact = self._run.writer.loop_fact
-            self._loop = LoopBook(self._framework, self._tree, self._clock, loop_fact, [*kinds])
+            self._loop = LoopBook(self._framework, lambda: watcher.tree, self._clock, loop_fact, [*kinds])
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
             if "input" in kinds:
                 watcher.rows = InputRows(self._framework, loop_fact)
@@ -369,13 +369,18 @@ class Tap(Observer):
     def _connect_optimizers(self, optimizers: Optimizers) -> None:
         """Write what optimizers do into the run."""
         if optimizers.several and self._uncounted is not None:  # one of them steps before the step ends
-            self._watcher.forward_begins = lambda: None
             self._uncounted = None
         if self._uncounted is not None:
             self._uncounted.expect_optimizer()
         if self._loop is not None:
             optimizers.before = self._optimizer_begins
             optimizers.after, optimizers.ends = self._loop.optimizer_ended, self._loop.step_ends
+
+    def _forward_begins(self, watcher: Watcher) -> None:
+        if self._uncounted is not None:
+            self._uncounted.forward_begins()
+        if self._loop is not None:
+            self._loop.forward_begins(watcher.watched_sites)
 
     def _optimizer_begins(self, name: str, optimizer: Any) -> None:
         if self._uncounted is not None:

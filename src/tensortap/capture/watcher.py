@@ -643,6 +643,16 @@ class Watcher:
         if "param_grad" in self._kinds:
             self._own.hook_all()
 
+    @property
+    def tree(self) -> Tree:
+        """All modules, as they were last listed."""
+        return self._tree
+
+    @property
+    def watched_sites(self) -> Sequence[Site]:
+        """The chosen modules."""
+        return self._chosen_sites
+
     def own_parameters(self) -> Sequence[tuple[Site, str, Any]]:
         """Return the parameters of the chosen modules, a shared one under its first name."""
         return self._own.of("param")

@@ -173,7 +173,7 @@ class Check(Observer):
         assert self._comparator is not None
         optimizers = super()._new_optimizers(optimizer)
         kinds = [*self._selection.kinds]
-        book = LoopBook(self._framework, self._tree, self._clock, self._comparator.run.loop_fact, kinds)
+        book = LoopBook(self._framework, lambda: self._tree, self._clock, self._comparator.run.loop_fact, kinds)
         optimizers.before = partial(book.optimizer_begins, self._watcher)
         optimizers.after, optimizers.ends = book.optimizer_ended, book.step_ends
         return optimizers
@@ -254,7 +254,7 @@ class Check(Observer):
     def _note_settings(self, comparator: Comparator) -> None:
         """Note attributes and ties of the model, as a capture does."""
         first = Clock(step=self._reference.steps[0])
-        book = LoopBook(self._framework, self._tree, first, comparator.run.loop_fact, ())
+        book = LoopBook(self._framework, lambda: self._tree, first, comparator.run.loop_fact, ())
         book.forward_ended([site for site in self._tree.sites if site.name in self._chosen])
 
     def _parameters(self) -> set[tuple[str, str]]:

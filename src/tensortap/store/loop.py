@@ -10,6 +10,8 @@ until the next line with the same `fact` and `of`. Facts:
     ties        of ""           a name for each parameter or buffer that is another one's tensor: the other's name
     frozen      of ""           names: the parameters that require no gradient
     buffers     of ""           names: all buffers
+    moved       of a module     micro: the first micro step before which its parameters changed within a step, after
+                                they were recorded; written once
     attributes  of a module     its plain attributes, and those of a config object as "config.NAME"
     detached    of a module     paths that autograd does not reach: inputs; outputs_of_detached, made from nothing
                                 that it reaches; other outputs

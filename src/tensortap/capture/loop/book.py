@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tensortap.capture.clock import Clock
 from tensortap.capture.loop.attributes import Attributes
+from tensortap.capture.loop.moved import MovedParameters
 from tensortap.capture.loop.random_states import RandomStates
 from tensortap.capture.loop.ties import buffer_names, frozen_parameters, tensor_names, ties
 from tensortap.capture.tree import Site, Tree
@@ -44,11 +45,12 @@ class LoopBook:
     def __init__(
         self,
         framework: Framework,
-        tree: Tree,
+        tree: Callable[[], Tree],
         clock: Clock,
         write: Callable[[int, str, str, Mapping[str, Any]], None],
         kinds: Sequence[str],
     ) -> None:
+        """`tree` returns the modules, which may change."""
         self._framework = framework
         self._tree = tree
         self._clock = clock
@@ -62,12 +64,19 @@ class LoopBook:
         """Ids of the parameters of each group."""
         self._tensors: Hashable = None
         """Identifies the parameters of the modules."""
+        self._moved = MovedParameters(framework, lambda module, micro: self._note("moved", module, {"micro": micro}))
 
     def step_begins(self) -> None:
         """Note the random states, before the step's first forward."""
+        self._moved.step_begins()
         with suppress_errors():
             for name, digest in self._random.digests():
                 self._note("random", name, {"digest": digest})
+
+    def forward_begins(self, sites: Sequence[Site]) -> None:
+        """Note whose parameters have changed since the micro step before."""
+        with suppress_errors():
+            self._moved.forward_begins(sites)
 
     def forward_ended(self, sites: Sequence[Site]) -> None:
         """Note attributes and facts about tensors, after the step's first forward: a device is busy then."""
@@ -109,12 +118,12 @@ class LoopBook:
         now = identify_parameters(self._framework, [site.owner for site in sites])
         if now != self._tensors:
             self._tensors = now
-            self._note("ties", "", ties(self._framework, list(tensor_names(self._framework, self._tree))))
-            self._note("buffers", "", {"names": buffer_names(self._framework, self._tree)})
+            self._note("ties", "", ties(self._framework, list(tensor_names(self._framework, self._tree()))))
+            self._note("buffers", "", {"names": buffer_names(self._framework, self._tree())})
             self._note_frozen()
 
     def _note_frozen(self) -> None:
-        self._note("frozen", "", {"names": frozen_parameters(self._framework, self._tree)})
+        self._note("frozen", "", {"names": frozen_parameters(self._framework, self._tree())})
 
     def _note_settings(
         self, framework: OptimizerSteps, name: str, optimizer: Any, groups: Sequence[ParameterGroup]
@@ -135,7 +144,7 @@ class LoopBook:
             self._members[of] = members
             if names is None:
                 names = {}
-                for full_name, tensor in tensor_names(self._framework, self._tree):
+                for full_name, tensor in tensor_names(self._framework, self._tree()):
                     names.setdefault(id(tensor), full_name)
             known = [names[each] for each in members if each in names]
             self._note("parameters", of, {"names": known, "others": len(members) - len(known)})

@@ -80,7 +80,7 @@ class LoopDifferences:
         """Differences in optimizers, their settings, the gradient scaler and skipped steps; one for each setting."""
         frozen, members, without = list(self._frozen()), list(self._members()), list(self._without_gradient())
         found = [*self._classes(), *frozen, *_not_among(members, frozen), *_not_among(without, [*frozen, *members])]
-        found += [*self._settings(), *self._scalers(), *self._skipped()]
+        found += [*self._clippings(), *self._settings(), *self._scalers(), *self._skipped()]
         return sorted(found, key=lambda each: each.step)
 
     @cached_property
@@ -116,6 +116,24 @@ class LoopDifferences:
         """Whether the reference draws random numbers, as far as is known: one step does not show it."""
         return len(self._steps) < 2 or self.draws_random
 
+    def moved_within_step(self, module: str, step: int, micro: int) -> bool:
+        """Whether the parameters of a module may have changed within a step, before a micro step, on either side."""
+        for side, at in ((self._ours, step), (self._theirs, self.their_step(step))):
+            value = side.value("moved", at, module)
+            if value is not None and int(value.get("micro") or 0) <= micro:
+                return True
+        return False
+
+    def of_module(self, module: str, until: int) -> list[LoopDifference]:
+        """Return the differences that make another update of a module's own parameters, up to a step."""
+        return [
+            each
+            for each in self.optimizer
+            if each.fact in _OF_UPDATE
+            and each.step <= until
+            and (not each.parameters or any(name.rpartition(".")[0] == module for name in each.parameters))
+        ]
+
     def of_update(self, parameter: str, until: int) -> list[LoopDifference]:
         """Return the differences that make another update of a parameter, up to a step."""
         return [
@@ -148,6 +166,17 @@ class LoopDifferences:
                 if left and right and left != right:
                     words = f"the optimizer is {left} in the reference and {right} in the candidate"
                     yield LoopDifference(step, "optimizer", words)
+                    break
+
+    def _clippings(self) -> Iterator[LoopDifference]:
+        """Yield optimizers that clip gradients themselves, as paddle's do, in another way than the other side's."""
+        for ours, theirs in self._optimizers():
+            for step in self._steps:
+                values = self._values("optimizer", ours, theirs, step)
+                left, right = ((value or {}).get("clipping") for value in values)
+                if None not in values and left != right:
+                    sides = f"{left or 'none'} in the reference and {right or 'none'} in the candidate"
+                    yield LoopDifference(step, "optimizer", f"the optimizer's clipping is {sides}")
                     break
 
     def _members(self) -> Iterator[LoopDifference]:

@@ -8,7 +8,7 @@ from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 from tensortap.mapping.outline import full_name
 
-__all__ = ["describe_loop", "loop_notes"]
+__all__ = ["describe_loop", "loop_notes", "moved_parameters"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
 _ONE_SIDED_GRADIENTS = frozenset({Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT})
@@ -63,7 +63,15 @@ def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
         return [each for each in before if each.fact in ("frozen", "parameters") and each.concerns(name)]
     if first.cause in _ONE_SIDED_GRADIENTS and first.module in loop.frozen_modules:
         return [each for each in before if each.fact == "frozen"]
-    return []
+    return loop.of_module(first.module, until) if moved_parameters(first, loop) else []
+
+
+def moved_parameters(first: Finding, loop: LoopDifferences) -> bool:
+    """Whether a module may be wrong because of its parameters, which changed within the step."""
+    key = first.key
+    if key.kind not in ("input", "output") or not first.inputs_matched or not key.micro:
+        return False
+    return loop.moved_within_step(first.module, key.step, key.micro)
 
 
 def _random(loop: LoopDifferences, until: int | None = None) -> str:

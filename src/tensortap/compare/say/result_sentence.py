@@ -13,7 +13,7 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.matching import Matched
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.gradients import describe_factor, describe_step_gradient
-from tensortap.compare.say.loop import describe_loop
+from tensortap.compare.say.loop import describe_loop, moved_parameters
 from tensortap.compare.say.operators import describe_operator
 from tensortap.compare.say.parameters import describe_changed_parameters
 from tensortap.compare.say.precision import describe_truth
@@ -50,7 +50,9 @@ def sentence_of(
     if first.row is None or first.cause is Cause.CHECKPOINT:
         ties = beside.describe_ties(first, matched.settings)  # these tell which parameters an optimizer holds
         return divergence + describe_operator(first) + (ties or describe_loop(first, matched.settings.loop))
-    if _parameters_unseen(left, first):
+    if moved_parameters(first, matched.settings.loop):
+        unseen = sentence.describe_moved_parameters()
+    elif _parameters_unseen(left, first):
         unseen = sentence.describe_unseen_parameters()
     elif not first.arguments and not beside.is_explained(first, matched) and (kind := _start_unseen(left, first)):
         unseen = sentence.describe_unseen_start(kind)

@@ -20,6 +20,7 @@ __all__ = [
     "describe_isolated",
     "describe_large",
     "describe_match",
+    "describe_moved_parameters",
     "describe_none_judged",
     "describe_open_ties",
     "describe_other_arguments",
@@ -252,6 +253,13 @@ def describe_other_arguments(others: Sequence[ArgumentDifference]) -> str:
 def describe_unseen_parameters() -> str:
     """Return a further sentence for a module that may be right while its parameters are wrong."""
     return ' Its parameters were not recorded, so the optimizer may be wrong instead: capture kinds=(..., "param").'
+
+
+def describe_moved_parameters() -> str:
+    """Return a further sentence for a module whose parameters changed after they were recorded."""
+    return (
+        " Its parameters changed within the step, after they were recorded, so what changes them may be wrong instead."
+    )
 
 
 def describe_unseen_start(kind: str) -> str:

@@ -1,0 +1,119 @@
+"""Mistakes in what a loop does to parameters within a step, and to modules that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tt
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def trained(loop: Callable[[nn.Sequential, Any], None], optimizer: Callable[[nn.Module], Any], **options: Any) -> Any:
+    model = net()
+    made = optimizer(model)
+    with tt.capture(model, optimizer=made, **options) as tap:
+        loop(model, made)
+    return tap.run
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).square().sum().backward()
+    optimizer.step()
+
+
+def test_a_setting_that_acts_within_a_step_is_named() -> None:
+    """The parameters are recorded before and after a step; LBFGS moves them in between."""
+
+    def loop(model: nn.Sequential, optimizer: Any) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = model(torch.ones(3, 4)).square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(closure)
+
+    def lbfgs(rate: float) -> Callable[[nn.Module], Any]:
+        return lambda model: torch.optim.LBFGS(model.parameters(), lr=rate, max_iter=3)
+
+    right, wrong = (trained(loop, lbfgs(rate)) for rate in (0.01, 0.02))
+    result = tt.compare(right, wrong)
+    assert result.first.key.micro == 1
+    assert "lr is 0.01 in the reference and 0.02 in the candidate" in result.sentence
+    assert "Its parameters changed within the step" in result.sentence
+
+
+def test_accumulated_gradients_change_no_parameter_within_a_step() -> None:
+    def loop(model: nn.Sequential, optimizer: Any) -> None:
+        for _ in range(2):
+            model(torch.ones(3, 4)).square().sum().backward()
+            step(model, optimizer)
+
+    assert "moved" not in trained(loop, sgd).loop().names()
+
+
+class Scaled(nn.Linear):
+    def __init__(self, scale: float) -> None:
+        super().__init__(2, 2)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_attributes_of_a_module_that_replaces_another() -> None:
+    def loop(model: nn.Sequential, optimizer: Any, scale: float) -> None:
+        model.append(nn.Linear(2, 2))
+        step(model, optimizer)
+        model[5] = Scaled(scale)
+        step(model, optimizer)
+
+    right, wrong = (trained(lambda *given, scale=scale: loop(*given, scale), sgd) for scale in (1.0, 2.0))
+    result = tt.compare(right, wrong)
+    assert result.first.key.step == 1 and "Its scale is 2.0 instead of 1.0" in result.sentence
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:paddle", "ignore::DeprecationWarning")
+def test_clipping_inside_the_optimizer_is_named() -> None:
+    paddle = pytest.importorskip("paddle")
+
+    def run(clip: Any) -> Any:
+        paddle.seed(0)
+        model = paddle.nn.Linear(4, 2)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters(), grad_clip=clip)
+        with tt.capture(model, optimizer=optimizer) as tap:
+            model(paddle.ones([3, 4])).sum().backward()
+            optimizer.step()
+        return tap.run
+
+    said = tt.compare(run(paddle.nn.ClipGradByGlobalNorm(0.1)), run(None)).sentence
+    assert "the optimizer's clipping is ClipGradByGlobalNorm" in said and "and none in the candidate" in said
+
+
+def test_attributes_and_parameters_of_a_module_that_comes_later() -> None:
+    def loop(model: nn.Sequential, optimizer: Any, scale: float, decay: float) -> None:
+        step(model, optimizer)
+        model.append(Scaled(scale))
+        optimizer.add_param_group({"params": model[5].parameters(), "weight_decay": decay})
+        step(model, optimizer)
+
+    right, scaled, decayed = (
+        trained(lambda *given, way=way: loop(*given, *way), sgd) for way in ((1.0, 0.0), (2.0, 0.0), (1.0, 0.5))
+    )
+    assert "part in 5 (Scaled)" in (said := tt.compare(right, scaled).sentence) and "Its scale is 2.0" in said
+    assert right.loop().value("parameters", 1, "0.1")["names"] == ["5.weight", "5.bias"]
+    assert "weight decay applies to 2 parameters" in tt.compare(right, decayed).sentence
