@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import tensortap as tt
 from support import fake_gpu
+from tensortap.capture.coverage import CoverageBook
 from tensortap.capture.unchanged import WatchedItems, changed_items, identify_values
 
 
@@ -75,3 +78,26 @@ def test_plain_attributes() -> None:
 def test_what_is_not_a_dictionary_is_refused() -> None:
     with pytest.raises((TypeError, AttributeError)):
         identify_values([object()], "_parameters")
+
+
+def test_attributes_that_change_together_with_the_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
+    with tt.capture(model, kinds="output") as tap:
+        for step in range(3):
+            if step == 1:
+                model.append(nn.Linear(2, 2))
+                model[1].p = 1e-9
+            model(torch.ones(2, 2)).sum().backward()
+            tap.step()
+    assert [(each.step, each.value["p"]) for each in tap.run.loop().changes("attributes", "1")] == [(0, 0.0), (1, 1e-9)]
+
+
+def test_coverage_that_starts_anew_forgets_steps_that_repeated() -> None:
+    site: Any = SimpleNamespace(name="a", cls="Linear", base="", callable=True, inside=None)
+    book = CoverageBook([site], [], ["output"])
+    first = {"a": (1, 0, 0)}
+    for _ in range(3):
+        book.count_step(first)
+    book.restart()
+    book.count_step({"a": (2, 0, 0)})
+    assert [row.calls for row in book.rows()] == [2]

@@ -48,6 +48,7 @@ class CoverageBook:
         """Forget the calls so far. Remarks and notices stay."""
         for entry in self._entries.values():
             entry.calls = entry.gradients = entry.without_autograd = entry.evaluations = 0
+        self._repeated = {}, 0
         self.captured_steps = 0
         self.changed = True
 

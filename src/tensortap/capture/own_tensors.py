@@ -21,7 +21,7 @@ class OwnTensors:
         self._framework = framework
         self._book = book
         self._sites: Sequence[Site] = ()
-        self._owners: Sequence[Any] = ()
+        self._owners: list[Any] = []
         self._hook_of: Callable[[Site, str], GradientCallback] = lambda site, name: lambda gradient: None
         self._callbacks: dict[tuple[str, str], GradientCallback] = {}
         self._placed: dict[tuple[str, str], Remove] = {}
@@ -66,8 +66,7 @@ class OwnTensors:
 
     def hook_all(self) -> None:
         """Place the hooks that are missing, and remove those on parameters that are gone."""
-        owners = list(self._owners)
-        if self._hooked is not None and self._hooked == identify_hooks(self._framework, owners):
+        if self._hooked is not None and self._hooked == identify_hooks(self._framework, self._owners):
             return
         self._hooked = None
         self.uninitialised = False
@@ -79,7 +78,7 @@ class OwnTensors:
             self.hook(site, name, parameter)
         for owner in gone:
             self._placed.pop(owner)()
-        hooked = None if self.replaced or self.uninitialised else identify_hooks(self._framework, owners)
+        hooked = None if self.replaced or self.uninitialised else identify_hooks(self._framework, self._owners)
         self._hooked = hooked if hooked is not None and self._all_current() else None
 
     def _all_current(self) -> bool:

@@ -187,12 +187,16 @@ class PendingRows:
             self._alarm.saw_columns(shown if kept is None else _only(shown, kept))
         return columns if kept is None else _only(columns, kept)
 
+    def _joined(self) -> Iterator[tuple[int, PendingRows]]:
+        """Yield the rows of each step with the place of the first of them."""
+        start = 0
+        for rows in (self, *self._others):
+            yield start, rows
+            start += len(rows.tickets)
+
     def _tensor_numbers(self, unchanged: Sequence[bool], missed: Collection[int]) -> Any:
         """Return the number of each row's tensor: that of its earlier sighting, if it has not changed since."""
-        start, before = 0, []
-        for rows in (self, *self._others):
-            before += [-1 if row is None else row + start for row in rows._before]
-            start += len(rows.tickets)
+        before = [-1 if row is None else row + start for start, rows in self._joined() for row in rows._before]
         source = np.array(before, np.int64)
         again = (source >= 0) & np.asarray(unchanged, bool)
         again[list(missed)] = False
@@ -214,11 +218,11 @@ class PendingRows:
 
     def _compare_second_reads(self, digests: Any, unchanged: Any) -> None:
         """Learn for later steps which reads can be deferred."""
-        reads = []
-        start = 0
-        for rows in (self, *self._others):
-            reads += [(start + row, rows._before[row], *read) for row, read in rows._second_reads.items()]
-            start += len(rows.tickets)
+        reads = [
+            (start + row, rows._before[row], *read)
+            for start, rows in self._joined()
+            for row, read in rows._second_reads.items()
+        ]
         if not reads:
             return
         again = self.device_reader.collect([ticket for *_, ticket in reads])

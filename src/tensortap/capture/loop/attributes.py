@@ -42,20 +42,16 @@ class Attributes:
 
     def check(self, sites: Sequence[Site]) -> None:
         """Read the modules that are new or have changed."""
-        if sites is not self._sites:
-            known = {id(site) for site in self._owners}
-            fresh = [site for site in sites if id(site) not in known]
-            self._keep({id(site) for site in sites})
-        else:
-            changed = {id(self._owners[place]): self._owners[place] for place in changed_items(self._watched)}
-            if not changed:
-                return
-            fresh = list(changed.values())
-            self._keep({id(site) for site in self._owners} - changed.keys())
+        changed = {id(self._owners[place]) for place in changed_items(self._watched)}
+        if not changed and sites is self._sites:
+            return
         self._sites = sites
-        for site in fresh:
-            with suppress_errors():  # a module with a dictionary of its own kind
-                self._read(site)
+        self._keep({id(site) for site in sites} - changed)
+        known = {id(site) for site in self._owners}
+        for site in sites:
+            if id(site) not in known:
+                with suppress_errors():  # a module with a dictionary of its own kind
+                    self._read(site)
 
     def _keep(self, sites: Collection[int]) -> None:
         """Watch no others than these modules, by id."""
