@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from torch import nn
 
 import tensortap as tt
 from support import fake_gpu
-from support.fake_gpu import Blocks, FakeReader, Forever, nothing
+from support.fake_gpu import Blocks, FakeReader, nothing
 from tensortap.capture import recorder
 from tensortap.capture.recorder import Recorder
-from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 
 OUTPUT_BYTES = 4 * 8 * 4
 
@@ -147,11 +145,11 @@ def test_others_wait_no_longer_because_one_was_lost(
 def test_c_code_reads_what_is_not_unusual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu.choose_language(monkeypatch, "C")
     gpu, carefully = fake_gpu.install(monkeypatch)(), list[int]()
-    read = Recorder._read_deferred
-    monkeypatch.setattr(Recorder, "_read_deferred", lambda self, *given: (carefully.append(1), read(self, *given)))
+    record = Recorder._record_later
+    monkeypatch.setattr(Recorder, "_record_later", lambda self, *given: carefully.append(1) or record(self, *given))
     model = Blocks(12, nothing)
     with tt.capture(model, tmp_path / "run", kinds=("input", "output", "grad_output", "param_grad")) as tap:
-        for _ in range(12):
+        for _ in range(24):
             model(torch.randn(4, 8)).square().sum().backward()
             model.zero_grad()
             tap.step()
@@ -161,8 +159,6 @@ def test_c_code_reads_what_is_not_unusual(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_tensor_that_must_be_copied_first_is_not_deferred(new_gpu: Any) -> None:
     gpu = new_gpu()
     gpu.submit(torch.zeros(8))
-    deferred = DeferredReads(next(iter(gpu._lanes.values())), -1, 0)
-    place = Forever()
     whole = torch.randn(8, 8)
     peculiar = [
         whole.t(),
@@ -171,10 +167,10 @@ def test_a_tensor_that_must_be_copied_first_is_not_deferred(new_gpu: Any) -> Non
         torch._neg_view(whole),
         torch.zeros(8, dtype=torch.complex64),
     ]
-    slot = SimpleNamespace(likely=None)
-    assert not any(deferred.add(tensor, place, slot, 0) for tensor in peculiar) and not len(deferred)
-    assert deferred.add(whole, place, slot, 0) and len(deferred) == 1
-    assert not any(deferred.add(tensor, place, slot, 0) for tensor in peculiar), "also where a plain one was before"
+    assert not any(gpu.deferrable(tensor, None) for tensor in peculiar)
+    kind = gpu.deferrable(whole, None)
+    assert kind is not None and (kind.name, kind.shape, kind.nbytes) == ("float32", (8, 8), 256)
+    assert not any(gpu.deferrable(tensor, kind) for tensor in peculiar), "also where a plain one was before"
 
 
 def test_two_runs_try_the_same_tensors_without_waiting_for_rows(tmp_path: Path, new_gpu: Any) -> None:

@@ -136,8 +136,9 @@ def test_little_grows_old_while_a_step_lasts(tmp_path: Path, there: OpsReader) -
     """Objects that live until the step ends make the garbage collector go through the whole program, again and again.
     The count covers objects that capture itself keeps, not the device's tickets."""
     there.submit = lambda tensor, known=None, later=None, flat=None: None  # type: ignore[assignment, method-assign]
-    there.collect = lambda tickets: CollectedSummaries(  # type: ignore[method-assign]
-        columns(np.zeros(len(tickets), RESULT), np.zeros(len(tickets), np.int64)), [False] * len(tickets)
+    there.collect = lambda *groups: CollectedSummaries(  # type: ignore[method-assign]
+        columns(np.zeros(sum(map(len, groups)), RESULT), np.zeros(sum(map(len, groups)), np.int64)),
+        [False] * sum(map(len, groups)),
     )
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(50)))
     kinds = ("input", "output", "grad_output", "param_grad")
@@ -211,7 +212,7 @@ def test_a_token_is_that_of_one_tensor_while_its_memory_is_watched(monkeypatch: 
     whole = base.view(2, 16), base[:2], base.view(torch.int32), torch.ones(4, 8)
     parts = base[:, ::2], base.t(), base[0, 1:], base[:0].view(0, 8, 2), base.flatten()[::2], torch._neg_view(base)
     assert len({gpu.describe(other)[0] for other in (base, *whole, *parts)}) == 11
-    assert all(gpu.describe(other)[3] for other in whole) and not any(gpu.describe(p)[3] for p in parts if p.numel())
+    assert all(gpu.describe(other)[2] for other in whole) and not any(gpu.describe(p)[2] for p in parts if p.numel())
     base.add_(1)
     assert gpu.describe(base)[0] != first
     with torch.inference_mode():
@@ -236,14 +237,15 @@ def test_a_tensor_of_another_class_has_the_token_of_the_plain_one(monkeypatch: p
     gpu = fake_gpu.install(monkeypatch)()
     base = torch.ones(4, 8)
     parts = base, base.view(2, 16), base[:2], base[:, ::2], base.t(), base[0, 1:]
-    plain = [gpu.describe(part)[:3] for part in parts]
+    plain = [gpu.describe(part)[:2] for part in parts]
     marked = [gpu.describe(part.as_subclass(Marked)) for part in parts]
-    assert [found[:3] for found in marked] == plain and len(set(plain)) == len(parts)
-    assert not any(found[3] for found in marked), "it may work otherwise: it is not read as it lies"
+    assert [found[:2] for found in marked] == plain and len(set(plain)) == len(parts)
+    assert not any(found[2] for found in marked), "it may work otherwise: it is not read as it lies"
     base.add_(1)
     assert gpu.describe(base.as_subclass(Marked))[0] == gpu.describe(base)[0] != plain[0][0]
     with torch.inference_mode():
-        assert gpu.describe(torch.ones(4, 8).as_subclass(Marked)) == (None, "float32", (4, 8), False)
+        token, kind, flat = gpu.describe(torch.ones(4, 8).as_subclass(Marked))
+        assert (token, kind.name, kind.shape, flat) == (None, "float32", (4, 8), False)
 
 
 @pytest.mark.parametrize("gather", [True, False])
@@ -293,7 +295,7 @@ def test_a_device_that_fails_at_once_is_named_as_the_reason(tmp_path: Path, ther
 
 
 def test_a_device_that_fails_stops_the_recording_and_not_the_training(tmp_path: Path, there: OpsReader) -> None:
-    def collect(tickets: Sequence[Any]) -> CollectedSummaries:
+    def collect(*tickets: Sequence[Any]) -> CollectedSummaries:
         raise RuntimeError("an illegal memory access was encountered")
 
     there.collect = collect  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from torch import nn
 
 from support import fake_gpu
 from support.compiling import compile_layers, compile_whole, train
+from tensortap.capture.recorder import Recorder
 from tensortap.frameworks.torch.inside import buffers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles
@@ -114,15 +115,15 @@ class Viewed(nn.Module):
 def test_memory_of_the_caller_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu.install(monkeypatch)()
     waited: list[str] = []
-    original = fake_gpu.FakeReader.defer
+    original = Recorder._record_later
 
-    def defer(self: Any, tensor: Any, bound: Any, slot: Any, *args: Any) -> bool:
-        if taken := original(self, tensor, bound, slot, *args):
+    def record_later(self: Any, reader: Any, tensor: Any, bound: Any, slot: Any, *args: Any) -> bool:
+        if taken := original(self, reader, tensor, bound, slot, *args):
             waited.append(slot.module)
         return taken
 
     fake_gpu.choose_language(monkeypatch, "Python")
-    monkeypatch.setattr(fake_gpu.FakeReader, "defer", defer)
+    monkeypatch.setattr(Recorder, "_record_later", record_later)
     batch = torch.linspace(-1, 1, 4 * 16).view(4, 4, 4)
     net = compile_whole(Viewed(), backend="inductor")
     train(net, lambda net: net(batch).square().mean(), steps=5, kinds=KINDS, compiled="inside")

@@ -6,7 +6,6 @@ They run on a GPU where there is one, and everywhere on the CPU, from the same s
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,16 +147,13 @@ def test_parts_read_together_give_the_bits_that_each_gives_alone(kernels: Make, 
     ]
     alone = [device_reader.submit(each, placement=place) for each, place in zip(tensors, placements, strict=True)]
     together: list[Any] = []
-
-    def read(alias: Any, kind: Any, token: Any, bound: Any, slot: Any, step: int, place: Any) -> None:
-        together.append(device_reader.submit_deferred(alias, kind, bound, None, place))
-
-    device_reader.read_deferred = read
     for tensor, placement in zip(tensors, placements, strict=True):
         base = device_reader.base_of(tensor, placement)
         place = SlotPlacement(placement, 0, base, tuple(tensor.shape), None)
         assert base is not None
-        assert device_reader.defer(tensor, Forever(), SimpleNamespace(likely=None), 0, place)
+        kind = device_reader.deferrable(tensor, None)
+        assert kind is not None
+        together.append(device_reader.submit_deferred(tensor, kind, Forever(), None, place))
     device_reader.end_step()
     one, other = (device_reader.collect(tickets).columns for tickets in (alone, together))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)

@@ -143,13 +143,18 @@ class FakeReader(CudaReader):
     def __init__(self, gpu: Any = None) -> None:
         super().__init__()
         self.gpu = gpu or FakeGpu()
-        self.waited = self.tried = 0
-        """Number of tensors that were deferred, and that were read twice."""
+        self.tried = self._at_once = 0
+        """Number of tensors that were read twice, and at once."""
+        self._opened: list[Lane] = []
 
-    def _run_deferred(self) -> None:
-        if self._deferred is not None and not self._reading:
-            self.waited += len(self._deferred)
-        super()._run_deferred()
+    @property
+    def waited(self) -> int:
+        """Number of tensors that were deferred."""
+        return sum(lane._came for lane in self._opened) - self._at_once
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        self._at_once += 1
+        return super().submit(*args, **options)
 
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         self.tried += 1
@@ -161,12 +166,12 @@ class FakeReader(CudaReader):
     def _open_lane(self, index: int, stream: int) -> Lane:
         weights = torch.from_numpy(digest_weights().view(np.int32))
         self._gpus[index] = self.gpu, weights
-        return Lane(self.gpu, weights, torch.device("cpu"), stream, memory=64 << 30)
+        self._opened.append(Lane(self.gpu, weights, torch.device("cpu"), stream, memory=64 << 30))
+        return self._opened[-1]
 
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""
-        held = sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
-        return held + (len(self._deferred) if self._deferred is not None else 0)
+        return sum(len(lane._waiting) + len(lane._trials) for lane in self._lanes.values())
 
 
 def no_context(*_: Any) -> Any:
@@ -192,7 +197,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
     monkeypatch.setattr(torch.cuda, "device", no_context)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     capture(monkeypatch, False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     return new
 

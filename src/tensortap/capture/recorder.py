@@ -6,9 +6,8 @@ their summaries arrive later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -28,7 +27,6 @@ from tensortap.core.placement import Placement
 from tensortap.core.records import Location, Record
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.device_reader import DeferralBound, DeviceReader, SlotPlacement
-from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.batch import MOST_COPIED
 from tensortap.kernels.summary.probe import probe
@@ -144,8 +142,6 @@ class Recorder:
             small = memory is not None and memory[0].nbytes <= MOST_COPIED
             if memory is not None and small and self._framework.device_reader(tensor) is None:
                 slot.likely = memory[0]
-                if self._device_readers:
-                    self._run_deferred()
                 # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
                 copied = self._copies.take(tensor, memory, slot.phase != "state")
                 if slot.kind == "param_grad":
@@ -157,7 +153,7 @@ class Recorder:
         if (device_reader := self._framework.device_reader(tensor)) is None:
             return False
         read, when = self._decided = self._decide(device_reader, tensor, slot, step)
-        return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step)
+        return read is not None and when == "later" and self._record_later(device_reader, tensor, read, slot, step)
 
     def _take_placed(self, places: SlotPlacer, tensor: Any, slot: RecordSlot, step: int) -> bool:
         """Do as `take`, in a run of several processes. Small tensors in host memory have no quick way there."""
@@ -169,7 +165,9 @@ class Recorder:
         if place is None or place.base is None:
             return False
         read, when = self._decided = self._decide(device_reader, tensor, slot, step, place)
-        return read is not None and when == "later" and device_reader.defer(tensor, read, slot, step, place)
+        return (
+            read is not None and when == "later" and self._record_later(device_reader, tensor, read, slot, step, place)
+        )
 
     def quickest_take(self) -> Callable[[Any, RecordSlot, int], bool]:
         """Return `take`, or what does the same in less time."""
@@ -184,18 +182,12 @@ class Recorder:
         if self._places is not None:
             self._record_placed(self._places, tensor, slot, step, decided)
             return
-        self._run_deferred()
         if (device_reader := self._framework.device_reader(tensor)) is None:
             self._record_here(tensor, slot, step)
         else:
             read, when = decided or self._decide(device_reader, tensor, slot, step)
             trial = read if when == "twice" and isinstance(read, ReadSlot) else None
             self._record_there(device_reader, slot, step, tensor, trial)
-
-    def _run_deferred(self) -> None:
-        """Run deferred reads before another tensor is recorded, because records have an order."""
-        for device in self._device_readers:
-            device.run_deferred()
 
     def _append_copy(self, slot: RecordSlot, copied: CopiedTensor, step: int) -> None:
         if slot.used == step:
@@ -214,7 +206,6 @@ class Recorder:
         A tensor that was seen before is recognised without reading it. Others are read, and dropped if their elements
         or their digest are those of the param_grad.
         """
-        self._run_deferred()
         gradients = self._gradients.pop((slot.module, slot.path), [])
         only = gradients[0] if len(gradients) == 1 else None
         placement = None if self._places is None else self._places.place(tensor, slot, step)
@@ -265,41 +256,33 @@ class Recorder:
         if len(gradients) < 2:
             gradients.append(seen)
 
-    def _read_deferred(
+    def _record_later(
         self,
         device_reader: DeviceReader,
-        alias: Any,
-        kind: TensorKind,
-        token: Hashable,
+        tensor: Any,
         bound: DeferralBound,
-        slot: Any,
+        slot: RecordSlot,
         step: int,
         place: SlotPlacement | None = None,
-    ) -> None:
-        """Record a deferred tensor, an alias of which is given; None if it has changed since."""
-        # This runs for most tensors of a step, on the thread that launches it: keep calls few.
-        if alias is None:
-            self.slots.claim(slot, step)  # it uses up its identity all the same
-            bound.report_changed()
-            return
-        pending = self._pending
-        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
-            pending = self._new_pending(device_reader)
+    ) -> bool:
+        """Record a tensor that is read together with others, if it can be. `native/deferred.h` does this for most."""
+        if (kind := device_reader.deferrable(tensor, slot.likely)) is None:
+            return False
+        slot.likely = kind
+        pending = self._pending_rows(device_reader)
         number = None if place is None else place.number
-        token = None if slot.phase == "state" else placed_token(token, number)  # read every time, as in `_record_here`
-        before = None if token is None else pending.known.get(token)
-        known = None if before is None else pending.tickets[before]
-        ticket = device_reader.submit_deferred(alias, kind, bound, known, place)
-        if slot.used == step:
-            slot = self.slots.claim(slot, step)
-        else:
-            slot.used = step
-        pending.append(slot, step, self._seq, kind.name, kind.shape, ticket, before, number)
+        # Parameters and buffers are read every time, as in `_record_here`.
+        token = None if slot.phase == "state" else placed_token(device_reader.describe(tensor)[0], number)
+        before = -1 if token is None else pending.entries.find(token)
+        known = None if before < 0 else pending.entries[before]
+        ticket = device_reader.submit_deferred(tensor, kind, bound, known, place)
+        pending.append(self.slots.claim(slot, step), kind, ticket, step, self._seq, before, number)
+        self._seq += 1
         if slot.kind == "param_grad":
             self._note_gradient(slot, (pending, len(pending) - 1))
-        if before is None and token is not None:
-            pending.remember(alias, token)
-        self._seq += 1
+        if before < 0 and token is not None:
+            pending.entries.remember(tensor, token)
+        return True
 
     def _decide(
         self,
@@ -324,7 +307,10 @@ class Recorder:
             token = device_reader.describe(tensor)[0]
             if self._pending is None or self._pending.device_reader is not device_reader:
                 return _NOW
-            if token is None or placed_token(token, None if place is None else place.number) not in self._pending.known:
+            if token is None:
+                return _NOW
+            token = placed_token(token, None if place is None else place.number)
+            if self._pending.entries.find(token) < 0:
                 return _NOW
         return self.read_order.when(slot, step)
 
@@ -379,7 +365,6 @@ class Recorder:
         decided: _Decision | None,
     ) -> None:
         """Record a tensor of a run of several processes, whose position in the whole is found now."""
-        self._run_deferred()
         device_reader = self._framework.device_reader(tensor)
         place = None if device_reader is None else places.place_there(device_reader, tensor, slot, step)
         if place is None:
@@ -461,10 +446,10 @@ class Recorder:
         `repeats` is the row of a tensor of which this one may be a copy: it is then dropped.
         """
         # This runs on the thread that launches the step, which must stay ahead of its device: keep calls few.
-        pending = self._pending
-        if pending is None or pending.device_reader is not device_reader or len(pending.tickets) == _MOST_PENDING:
-            pending = self._new_pending(device_reader)
-        token, dtype, shape, flat = device_reader.describe(tensor)
+        pending = self._pending_rows(device_reader)
+        token, kind, flat = device_reader.describe(tensor)
+        if flat:
+            slot.likely = kind
         keep = slot.keep
         if slot.phase == "state" and repeats is None:  # read every time, as in `_record_here`
             token = None
@@ -475,10 +460,10 @@ class Recorder:
             placed = self._places.number_of(placement)
         if placed is not None:
             token = None if token is None else placed_token(token, placed)
-        before = pending.known.get(token)
-        if keep != "summary" and before is not None and _must_put(pending.location(before), keep):
+        before = -1 if token is None else pending.entries.find(token)
+        if keep != "summary" and before >= 0 and _must_put(pending.location(before), keep):
             device_reader.flush()  # its bytes are kept now, so its deferred read must not be missed
-        ticket = device_reader.submit(tensor, None if before is None else pending.tickets[before], flat, placement)
+        ticket = device_reader.submit(tensor, None if before < 0 else pending.entries[before], flat, placement)
         if trial is not None and token is not None:
             device_reader.submit_trial(tensor, SecondRead(trial, pending, len(pending)), place)
         location, newly = None, False
@@ -487,29 +472,30 @@ class Recorder:
             if newly := _must_put(location, keep):
                 parts = device_reader.parts(tensor)
                 location = self._writer.put_incoming(
-                    _name_in_file(slot), dtype, shape, parts, step=step, ring=keep == "ring"
+                    _name_in_file(slot), kind.name, kind.shape, parts, step=step, ring=keep == "ring"
                 )
-        pending.append(self.slots.claim(slot, step), step, self._seq, dtype, shape, ticket, before, placed)
+        pending.append(self.slots.claim(slot, step), kind, ticket, step, self._seq, before, placed)
         if location is not None:
             pending.keep(location, borrowed=not newly)
         if repeats is not None:
             pending.drop_if_equal(repeats)
         elif slot.kind == "param_grad":
             self._note_gradient(slot, (pending, len(pending) - 1))
-        if token is not None and (before is None or newly):
-            pending.remember(tensor, token)
+        if token is not None and (before < 0 or newly):
+            pending.entries.remember(tensor, token)
         self._seq += 1
 
-    def _new_pending(self, device_reader: DeviceReader) -> PendingRows:
-        """Return new rows for this device, after sending those of another one."""
+    def _pending_rows(self, device_reader: DeviceReader) -> PendingRows:
+        """Return the rows of this device, after sending those of another one."""
+        pending = self._pending
+        if pending is not None and pending.device_reader is device_reader and len(pending.entries) < _MOST_PENDING:
+            return pending
         if device_reader not in self._device_readers:
             self._device_readers.append(device_reader)
             device_reader.lock = self._lock
-            device_reader.read_deferred = partial(self._read_deferred, device_reader)
             native = native_classes.load_for_device(device_reader, _MOST_PENDING)
             if native is not None:
-                device_reader.read_many = partial(native.read_many, self, device_reader)
-                device_reader.read_waiting = native.read_waiting
+                device_reader.use(native)
         if self._pending is not None:
             self.send()
         self._pending = PendingRows(device_reader, self._numbers, self._device_columns, self.changed_unseen, self.alarm)
@@ -518,19 +504,12 @@ class Recorder:
     def forget(self, tensor: Any) -> None:
         """Take a tensor for another one than before: its memory was reused, and no version counts that."""
         if (device_reader := self._framework.device_reader(tensor)) is not None:
-            if (token := device_reader.describe(tensor)[0]) is not None and not self._forget_token(token):
-                self._run_deferred()  # that makes tensors known
-                self._forget_token(token)
+            token = device_reader.describe(tensor)[0]
+            if token is not None and self._pending is not None:
+                for each in (token, *(() if self._places is None else self._places.tokens(token))):
+                    self._pending.entries.forget(each)
         elif (identity := self._framework.identity(tensor)) is not None:
             self._known.forget(identity)  # copies of small tensors are compared byte by byte
-
-    def _forget_token(self, token: Hashable) -> bool:
-        """Return whether the token was known."""
-        if self._pending is None:
-            return False
-        tokens = [token, *(() if self._places is None else self._places.tokens(token))]
-        rows = [self._pending.known.pop(each, None) for each in tokens]
-        return rows.count(None) < len(rows)
 
     def code_changed(self) -> None:
         """Try anew which reads can be deferred: other compiled code uses memory in another way."""

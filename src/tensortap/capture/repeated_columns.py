@@ -27,8 +27,6 @@ class RepeatedColumns:
         self._slot_columns: Mapping[str, Any] = {}
         self._tensors: Sequence[TensorKind] = ()
         self._tensor_columns: Mapping[str, Any] = {}
-        self._kinds: tuple[Sequence[str], Sequence[tuple[int, ...]]] = (), ()
-        self._kind_columns: Mapping[str, Any] = {}
 
     def of_slots(self, *steps: Sequence[RecordSlot]) -> Mapping[str, Any]:
         """Return the columns of what the slots of some steps say."""
@@ -38,10 +36,6 @@ class RepeatedColumns:
         """Return the columns of dtypes and shapes, by the kinds of tensors of some steps."""
         return _joined([self._of_tensors(kinds) for kinds in steps])
 
-    def of_kinds(self, *steps: tuple[Sequence[str], Sequence[tuple[int, ...]]]) -> Mapping[str, Any]:
-        """Return the columns of the dtypes and shapes of some steps."""
-        return _joined([self._of_kinds(*kinds) for kinds in steps])
-
     def _of_slots(self, slots: Sequence[RecordSlot]) -> Mapping[str, Any]:
         if slots != self._slots:
             self._slot_columns = {name: _arrow(column) for name, column in slot_values(slots).items()}
@@ -50,17 +44,12 @@ class RepeatedColumns:
 
     def _of_tensors(self, kinds: Sequence[TensorKind]) -> Mapping[str, Any]:
         if kinds != self._tensors:
+            offsets = np.cumsum([0, *(len(kind.shape) for kind in kinds)], dtype=np.int32)
+            sizes = pa.array([size for kind in kinds for size in kind.shape], pa.int64())
+            shapes = pa.ListArray.from_arrays(offsets, sizes)
+            self._tensor_columns = {"dtype": pa.array([kind.name for kind in kinds], pa.string()), "shape": shapes}
             self._tensors = kinds
-            self._tensor_columns = self._of_kinds([kind.name for kind in kinds], [kind.shape for kind in kinds])
         return self._tensor_columns
-
-    def _of_kinds(self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Mapping[str, Any]:
-        if (dtypes, shapes) != self._kinds:
-            offsets = np.cumsum([0, *map(len, shapes)], dtype=np.int32)
-            sizes = pa.array([size for shape in shapes for size in shape], pa.int64())
-            self._kind_columns = {"dtype": pa.array(dtypes), "shape": pa.ListArray.from_arrays(offsets, sizes)}
-            self._kinds = dtypes, shapes
-        return self._kind_columns
 
 
 def slot_values(slots: Sequence[RecordSlot]) -> dict[str, list[Any]]:

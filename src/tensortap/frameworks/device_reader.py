@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.host_copies import DeviceBytes
@@ -16,17 +17,15 @@ __all__ = [
     "CollectedSummaries",
     "DeferralBound",
     "DeferralTrial",
-    "DeferredSlot",
     "DeviceReader",
     "NativeReads",
-    "ReadDeferred",
     "SlotPlacement",
     "TensorDescription",
     "TokenHold",
 ]
 
-TensorDescription = tuple[Hashable | None, str, tuple[int, ...], bool]
-"""Identity token, dtype, shape, and whether the tensor is flat; see `DeviceReader.describe`."""
+TensorDescription = tuple[Hashable | None, TensorKind, bool]
+"""Identity token, kind, and whether the tensor is flat; see `DeviceReader.describe`."""
 
 
 class CollectedSummaries(NamedTuple):
@@ -34,7 +33,7 @@ class CollectedSummaries(NamedTuple):
 
     columns: Mapping[str, npt.NDArray[Any]]
     """The fields of summaries, by name."""
-    unchanged: Sequence[bool]
+    unchanged: Sequence[bool] | npt.NDArray[np.bool_]
     """Whether the tensor still had the values of the sighting that it was compared with."""
     missed: Collection[int] = ()
     """Rows of deferred tensors that were not read, usually because they had changed. They hold no values."""
@@ -49,13 +48,6 @@ class DeferralBound(Protocol):
 
     def report_changed(self) -> None:
         """Called if the tensor changed before it was read."""
-
-
-class DeferredSlot(Protocol):
-    """What a deferred tensor is recorded as."""
-
-    likely: TensorKind | None
-    """The kind of its last tensor."""
 
 
 class SlotPlacement:
@@ -80,10 +72,6 @@ class SlotPlacement:
         self.shape = shape
         self.batch = batch
         """The shape of the forward's first input, as the placer holds it."""
-
-
-ReadDeferred = Callable[[Any, TensorKind, Hashable, DeferralBound, Any, int, SlotPlacement | None], None]
-"""Takes an alias of a deferred tensor, or None; its kind, token and bound; its slot, step and placement."""
 
 
 class DeferralTrial(Protocol):
@@ -125,7 +113,7 @@ class DeviceReader(Protocol):
     its own sets it here."""
 
     def describe(self, tensor: Any) -> TensorDescription:
-        """Return identity token, dtype name, shape and flatness of the tensor, or of this rank's part of it.
+        """Return identity token, kind and flatness of the tensor, or of this rank's part of it.
 
         The token is equal at two sightings of the same unchanged tensor if a `TokenHold` holds it. It is None where
         the framework does not track changes: every sighting must then be read. `submit` takes the flatness.
@@ -153,35 +141,27 @@ class DeviceReader(Protocol):
         It can if all of its elements are neighbours in the whole, too, and begin where a row does.
         """
 
-    read_deferred: ReadDeferred
-    """Called with each deferred tensor when it is its turn."""
-
-    read_many: Callable[[Any], None]
-    """Called with all deferred tensors first. It may do what `read_deferred` does for some, from the first one on."""
-
-    read_waiting: Callable[[Any], bool]
-    """Called before tensors are read together. It may do that, and returns whether it did."""
-
     @property
     def native_reads(self) -> NativeReads | None:
         """What `native/deferred.h` needs to run deferred reads; None if it cannot."""
 
-    def defer(
-        self, tensor: Any, bound: DeferralBound, slot: DeferredSlot, step: int, place: SlotPlacement | None = None
-    ) -> bool:
-        """Call `read_deferred` later with an alias of the tensor, so that several reads share one launch.
+    def use(self, native: Any) -> None:
+        """Let C code run most deferred reads, after it was configured with `native_reads`."""
 
-        The tensor may be freed meanwhile but not changed: if it was, the alias is None. Return False if the read cannot
-        be deferred.
+    def deferrable(self, tensor: Any, likely: TensorKind | None) -> TensorKind | None:
+        """Return the kind of a tensor whose read can be deferred; None if it must be read now.
+
+        It must if it is of a special class, has to be copied first, or is large enough for a launch of its own.
+        `likely` is the kind that it probably has.
         """
 
     def submit_deferred(
-        self, alias: Any, kind: TensorKind, bound: DeferralBound, known: Any, place: SlotPlacement | None = None
+        self, tensor: Any, kind: TensorKind, bound: DeferralBound, known: Any, place: SlotPlacement | None = None
     ) -> Any:
-        """Do as `submit`, inside `read_deferred`. The tensor is not read if `known` is given: it was not changed."""
+        """Do as `submit`, for a tensor that is `deferrable`: it is read later, so that several reads share one launch.
 
-    def run_deferred(self) -> None:
-        """Run all deferred reads, because the next tensor must be read now and records have an order."""
+        It may be freed meanwhile but not changed: if it was, it is not read. Nor is it if `known` is given.
+        """
 
     def submit_trial(self, tensor: Any, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         """Summarise a tensor that was just submitted again, as late as a deferred read would happen at the latest.
@@ -207,8 +187,11 @@ class DeviceReader(Protocol):
     def wait(self, tickets: Sequence[Any]) -> None:
         """Wait until the summaries are in host memory, where a failing device cannot affect them. Thread-safe."""
 
-    def collect(self, tickets: Sequence[Any]) -> CollectedSummaries:
-        """Wait for the summaries and return them, once the step has ended. Thread-safe."""
+    def collect(self, *tickets: Sequence[Any]) -> CollectedSummaries:
+        """Wait for the summaries and return them, once their steps have ended. Thread-safe.
+
+        Each argument has the tickets of one step, with all those that they were compared with.
+        """
 
     def close(self) -> None:
         """Wait for all pending work, and release the memory."""

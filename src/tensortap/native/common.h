@@ -13,15 +13,15 @@
 #define MOST_PLAIN 8
 
 #define NAMES(X)                                                                                                       \
-    X(__dict__) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
+    X(__dict__) X(_free) X(add) X(relation) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
     X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_register_hook_dict) X(get_device)       \
     X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
-    X(_run_deferred) X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(clear) X(data_ptr)    \
+    X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(clear) X(data_ptr)    \
     X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
     X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
     X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
-    X(requires_grad) X(shape) X(state) X(storage_offset) X(summary) X(take) X(untyped_storage) X(values)    \
+    X(requires_grad) X(shape) X(state) X(summary) X(take) X(untyped_storage) X(values)    \
     X(version) X(versions)
 
 #define DECLARE(name) static PyObject *s_##name;
@@ -62,21 +62,17 @@ static int make_names(void)
 
 /* The same for reads on a device; `configure_device` fills them in. */
 #define DEVICE_FIELDS(X)                                                                                               \
-    X(CudaReader, _deferred) X(CudaReader, _one_stream) X(CudaReader, _phase) X(DeferredReads, _bytes)                 \
-    X(DeferredReads, _most) X(DeferredReads, _seen) X(DeferredReads, index) X(DeferredReads, is_due)                   \
-    X(DeferredReads, lane) X(DeferredReads, stream) X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last)        \
+    X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream) X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last)        \
     X(Lane, _most) X(Lane, _most_waiting) X(Lane, _partials_at) X(Lane, _pending) X(Lane, _seen) X(Lane, _together)     \
     X(Lane, _used) X(Lane, _waiting) X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch)          \
     X(BatchRead, _memory) X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights)      \
-    X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(CudaTicket, known) X(WaitingTensor, tensor)   \
-    X(WaitingTensor, elements) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
+    X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                        \
+    X(WaitingTensor, kind) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
     X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed) X(ReadSlot, later_until) \
-    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, _before)                        \
-    X(PendingRows, _dtypes) X(PendingRows, _held) X(PendingRows, _placements) X(PendingRows, _seqs)                    \
-    X(PendingRows, _shapes) X(PendingRows, _slots) X(PendingRows, _steps) X(PendingRows, device_reader)                \
-    X(PendingRows, known) X(PendingRows, tickets)
+    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, device_reader)                  \
+    X(PendingRows, entries)
 #define DEVICE_CLASSES(X)                                                                                              \
-    X(CudaReader) X(DeferredReads) X(Lane) X(Batch) X(BatchRead) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
+    X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
     X(PendingRows)
 
 #define DECLARE_FIELD(cls, field) static Py_ssize_t cls##_##field;

@@ -4,7 +4,7 @@
    `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
    makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
    Tensors are used through their Python attributes, or through DLPack's exchange interface, so that no framework is needed
-   to build this; `deferred.h` and `launches.h` alone know what `frameworks.torch.cuda` keeps.
+   to build this; `deferred.h`, `launches.h`, `rows.h` and `waiting.h` alone know what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
    caches, so what counts is how few objects are made and looked at.
@@ -24,7 +24,6 @@ static PyMethodDef functions[] = {
     {"changed_items", changed_items, METH_O, "Return the places of the watched items that have changed."},
     {"identify_values", identify_values, METH_VARARGS, "Identify the values of an attribute of several objects."},
     {"read_waiting", read_waiting, METH_O, "Read the waiting tensors of a lane; return whether that was done."},
-    {"read_many", read_many, METH_VARARGS, "Run deferred reads, up to the first that is unusual."},
     {NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "following",
@@ -44,6 +43,8 @@ PyMODINIT_FUNC PyInit_following(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || make_names() || (EntriesType = add_type(module, "Entries", &entries_spec)) == NULL ||
         (CopiesType = add_type(module, "Copies", &copies_spec)) == NULL ||
+        (DeviceEntriesType = add_type(module, "DeviceEntries", &device_entries_spec)) == NULL ||
+        (WaitingTensorsType = add_type(module, "WaitingTensors", &waiting_spec)) == NULL ||
         (TakerType = add_type(module, "Taker", &taker_spec)) == NULL ||
         (HookType = add_type(module, "Hook", &hook_spec)) == NULL ||
         PyObject_SetAttrString((PyObject *)HookType, "__torch_unserializable__", Py_True) || /* as `_TensorHook` */

@@ -3,9 +3,8 @@
 
 #pragma once
 
-#include "common.h"
+#include "waiting.h"
 
-#define MOST_WORKS 64
 #define WORKS_BYTES 32
 #define WORK_BYTES 56
 #define PLACED_WORK_BYTES 64
@@ -13,45 +12,39 @@
 /* See `kernels.cuda.gpu` and `frameworks.torch.cuda.lane`; `configure_device` sets them. */
 static long long most_together, partial_bytes, result_bytes, probe_offset, most_finished;
 
-/* One tensor of a launch. All objects are borrowed from the lane, which holds them. */
+/* One tensor of a launch. All objects are borrowed. */
 typedef struct {
-    PyObject *number, *dtype, *together;
+    PyObject *kind, *dtype, *together;
     long long number_there, elements, address, came, base, pieces, batches, longer;
 } Work;
 
-/* Read a waiting tensor into a work, if it has not changed. */
-static int find_work(PyObject *number_there, PyObject *waiting, Work *work)
+static int fill_work(Work *work, PyObject *kind, long long number_there, long long address, long long came, long long base)
 {
-    if (!IS(WaitingTensor, waiting)) {
-        return 0;
-    }
-    PyObject *tensor = GET(WaitingTensor, waiting, tensor);
-    long long address;
-    int is = has(tensor, s__version, GET(WaitingTensor, waiting, version));
-    if (is < 1 || address_of(tensor, &address)) {
-        return is < 1 ? is : -1;
-    }
-    if ((work->dtype = PyObject_GetAttr(tensor, s_dtype)) == NULL) {
-        return -1;
-    }
-    Py_DECREF(work->dtype); /* torch holds it for ever */
-    work->number = number_there;
+    work->kind = kind;
+    work->dtype = GET(TensorKind, kind, dtype);
     work->together = NULL;
-    if (get_count(number_there, &work->number_there) || get_count(GET(WaitingTensor, waiting, address), &work->address) ||
-        get_count(GET(WaitingTensor, waiting, elements), &work->elements) ||
-        get_count(GET(WaitingTensor, waiting, came), &work->came) ||
-        get_count(GET(WaitingTensor, waiting, base), &work->base)) {
+    work->number_there = number_there;
+    work->address = address;
+    work->came = came;
+    work->base = base;
+    return get_count(GET(TensorKind, kind, elements), &work->elements);
+}
+
+/* Read a waiting tensor into a work, if it has not changed. */
+static int find_work(const Waiting *waiting, Work *work)
+{
+    long long version, address;
+    if (number(waiting->tensor, s__version, &version) || current_address(waiting->tensor, &address) ||
+        fill_work(work, waiting->kind, waiting->number, address, waiting->came, waiting->base)) {
         return -1;
     }
-    return work->address == address;
+    return version == waiting->version && address == waiting->address;
 }
 
 /* Find how a tensor is divided; see `BatchRead.shared_out`. */
 static int find_share(Work *work)
 {
-    PyObject *elements = PyLong_FromLongLong(work->elements);
-    PyObject *share = elements == NULL ? NULL : PyDict_GetItemWithError(GET(BatchRead, work->together, _shares), elements);
-    Py_XDECREF(elements);
+    PyObject *share = PyDict_GetItemWithError(GET(BatchRead, work->together, _shares), GET(TensorKind, work->kind, elements));
     if (share == NULL || !PyTuple_Check(share) || PyTuple_GET_SIZE(share) != 3) {
         return PyErr_Occurred() ? -1 : 0;
     }
@@ -137,7 +130,7 @@ static int write_works(PyObject *lane, PyObject *batch, const Work *works, Py_ss
 
 static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_ssize_t count)
 {
-    PyObject *together = works->together, *missed = GET(Batch, batch, missed);
+    PyObject *together = works->together;
     long long used, most, pieces = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         pieces += works[i].pieces;
@@ -163,55 +156,75 @@ static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_s
              effect(PyObject_CallNoArgs(GET(BatchRead, together, _launch))) ||
              effect(PyObject_CallMethodNoArgs(GET(BatchRead, together, _turns), s_end));
     PyBuffer_Release(&memory);
-    for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        failed = PySet_Discard(missed, works[i].number) < 0;
-    }
     return failed ? -1 : 0;
+}
+
+/* Find the launches and the divisions of works. Whether all of them were made before. */
+static int find_launches(PyObject *lane, Work *works, Py_ssize_t count)
+{
+    int is = 1;
+    for (Py_ssize_t i = 0; is == 1 && i < count; i++) {
+        is = works[i].together == NULL ? find_launch(lane, &works[i], works + count) : 1;
+        is = is == 1 ? find_share(&works[i]) : is;
+    }
+    return is;
+}
+
+/* Take note of results that do not come, because a launch failed or was interrupted. The error that is set stays set. */
+static void miss_results(PyObject *batch, const Work *works, Py_ssize_t count)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *number_there = PyLong_FromLongLong(works[i].number_there);
+        if (number_there == NULL || PySet_Add(GET(Batch, batch, missed), number_there)) {
+            PyErr_Clear();
+        }
+        Py_XDECREF(number_there);
+    }
+    PyErr_Restore(type, value, trace);
 }
 
 /* Read everything that waits, if nothing about it is unusual. */
 static int launch_waiting(PyObject *lane)
 {
-    PyObject *batch = GET(Lane, lane, _batch), *waiting = GET(Lane, lane, _waiting), *number_there, *one;
-    Work works[MOST_WORKS];
-    Py_ssize_t count = 0, at = 0, total = PyDict_GET_SIZE(waiting);
-    int is = 1;
-    if (core == NULL || !IS(Batch, batch) || total > most_together || total > MOST_WORKS) {
+    PyObject *batch = GET(Lane, lane, _batch), *store = GET(Lane, lane, _waiting);
+    Work works[MOST_WAITING];
+    Waiting taken[MOST_WAITING];
+    if (core == NULL || !IS(Batch, batch) || Py_TYPE(store) != WaitingTensorsType) {
         return 0;
     }
-    while (is == 1 && PyDict_Next(waiting, &at, &number_there, &one)) {
-        is = find_work(number_there, one, &works[count++]);
-    }
+    WaitingTensors *waiting = (WaitingTensors *)store;
+    Py_ssize_t count = waiting->count, first = 0, next;
+    int is = count <= most_together;
     for (Py_ssize_t i = 0; is == 1 && i < count; i++) {
-        is = works[i].together == NULL ? find_launch(lane, &works[i], works + count) : 1;
-        is = is == 1 ? find_share(&works[i]) : is;
+        is = find_work(&waiting->tensors[i], &works[i]);
     }
+    is = is == 1 ? find_launches(lane, works, count) : is;
     if (is < 1 || !count) {
         return is;
     }
-    qsort(works, count, sizeof *works, compare_works);
-    PyObject *empty = PyDict_New();
-    int failed = empty == NULL;
-    for (Py_ssize_t i = 0; !failed && i < count; i++) { /* until they are read: an interrupt may come at any moment */
-        failed = PySet_Add(GET(Batch, batch, missed), works[i].number) < 0;
-    }
-    if (failed) {
-        Py_XDECREF(empty);
+    if (make_all_known(waiting)) {
         return -1;
     }
-    Py_INCREF(waiting);
+    qsort(works, count, sizeof *works, compare_works);
+    take_waiting(waiting, taken);
     Py_INCREF(batch);
-    put(&GET(Lane, lane, _waiting), empty);
-    Py_DECREF(empty);
-    for (Py_ssize_t first = 0, next; !failed && first < count; first = next) {
+    for (int failed = 0; !failed && first < count; first = failed ? first : next) {
         for (next = first; next < count && works[next].together == works[first].together;) {
             next++;
         }
         failed = launch_works(lane, batch, works + first, next - first);
+        if (failed) {
+            is = -1;
+        }
     }
-    Py_DECREF(waiting);
+    if (is < 0) {
+        miss_results(batch, works + first, count - first);
+    }
     Py_DECREF(batch);
-    return failed ? -1 : 1;
+    drop_all(taken, count);
+    return is;
 }
 
 static PyObject *read_waiting(PyObject *module, PyObject *lane)

@@ -87,9 +87,12 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (result < 1) {
         return result;
     }
-    long long nbytes = PyLong_AsLongLong(GET(TensorKind, kind, nbytes));
-    if (nbytes < 0 || nbytes > self->most_copied) {
-        return PyErr_Occurred() ? -1 : 0;
+    long long nbytes, layout;
+    if (get_count(GET(TensorKind, kind, nbytes), &nbytes) || get_count(GET(TensorKind, kind, layout), &layout)) {
+        return -1;
+    }
+    if (nbytes > self->most_copied || !layout) { /* the kind of a tensor on a device has no layout */
+        return 0;
     }
     Py_INCREF(kind);
     result = read_token(tensor, kind, &copy, &storage);

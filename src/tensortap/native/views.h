@@ -108,6 +108,18 @@ static int attributes_lie(PyObject *tensor, PyObject *kind, long long device, lo
     return address_of(tensor, address) ? -1 : *address ? method_flag(tensor, s_is_contiguous) : 0;
 }
 
+/* Where the elements of a tensor are now. */
+static int current_address(PyObject *tensor, long long *address)
+{
+    View view;
+    if (view_tensor == NULL || !is_plain(&viewed, tensor) || view_tensor(tensor, &view)) {
+        PyErr_Clear(); /* a tensor of another sort: its attributes tell */
+        return address_of(tensor, address);
+    }
+    *address = (long long)(intptr_t)view.data + (long long)view.byte_offset;
+    return 0;
+}
+
 /* Whether a tensor is of this kind, on this device or the host, and its elements are neighbours in memory of its own, at
    `address`. */
 static int lies_as(PyObject *tensor, PyObject *kind, long long device, long long *address)

@@ -2,12 +2,12 @@
 
 No object is made for a record here. A step of a large model has thousands of records, and the interpreter that would
 make the objects also launches the step. Objects that live until the step ends also age for the garbage collector, which
-then soon traverses everything that the program holds. So there are columns of numbers, strings and plain tuples.
+then soon traverses everything that the program holds. So there are columns of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from tensortap.capture.alarm import Alarm
+from tensortap.capture.deferred.entries import new_device_entries
 from tensortap.capture.deferred.read_order import ReadSlot
 from tensortap.capture.repeated_columns import RepeatedColumns, no_locations, slot_values
 from tensortap.capture.slots import RecordSlot
 from tensortap.core.records import Location
 from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["PendingRows", "SecondRead"]
 
@@ -31,57 +33,37 @@ class PendingRows:
 
     __slots__ = (
         "_alarm",
-        "_before",
         "_borrowed",
         "_changed_unseen",
-        "_dtypes",
-        "_held",
         "_locations",
-        "_numbers",
         "_others",
-        "_placements",
         "_repeated",
         "_repeats",
         "_sealed",
         "_second_reads",
-        "_seqs",
-        "_shapes",
-        "_slots",
-        "_steps",
+        "_tensors",
         "device_reader",
-        "known",
-        "tickets",
+        "entries",
     )
 
     def __init__(
         self,
         device_reader: DeviceReader,
-        numbers: Iterator[int],
+        tensors: Iterator[int],
         repeated: RepeatedColumns,
         changed_unseen: set[str],
         alarm: Alarm | None = None,
     ) -> None:
         self._alarm = alarm
         self.device_reader = device_reader
-        self._numbers = numbers
+        self._tensors = tensors
+        """The numbers of tensors."""
         self._changed_unseen = changed_unseen
         self._repeated = repeated
-        self._slots: list[RecordSlot] = []
-        self._steps: list[int] = []
-        self._seqs: list[int] = []
-        self._dtypes: list[str] = []
-        self._shapes: list[tuple[int, ...]] = []
-        self.tickets: list[Any] = []
-        self._placements: list[int | None] = []
-        """Numbers of placements."""
-        self._before: list[int | None] = []
-        """The row of an earlier sighting with the same token."""
+        self.entries = new_device_entries(device_reader)
         self._locations: dict[int, Location] = {}
         self._borrowed: set[int] = set()
         """Rows whose location is that of the earlier row."""
-        self.known: dict[Hashable, int] = {}
-        """Row of a tensor that may be seen again, by token."""
-        self._held = device_reader.hold_tokens()
         self._second_reads: dict[int, tuple[ReadSlot, Any]] = {}
         """Ticket of the second read, for rows that were read twice."""
         self._repeats: dict[int, int] = {}
@@ -92,47 +74,27 @@ class PendingRows:
         """Rows of later steps that are written with these."""
 
     def __len__(self) -> int:
-        return sum(len(rows.tickets) for rows in (self, *self._others))
+        return sum(len(rows.entries) for rows in (self, *self._others))
 
-    def location(self, row: int | None) -> Location | None:
-        return self._locations.get(row) if row is not None else None
+    def location(self, row: int) -> Location | None:
+        return self._locations.get(row)
 
     def append(
-        self,
-        slot: RecordSlot,
-        step: int,
-        seq: int,
-        dtype: str,
-        shape: tuple[int, ...],
-        ticket: Any,
-        before: int | None,
-        placement: int | None = None,
+        self, slot: RecordSlot, kind: TensorKind, ticket: Any, step: int, seq: int, before: int, placement: int | None
     ) -> None:
-        """Add a tensor. `before` is the row of its earlier sighting, if any, and `placement` a number of the writer."""
-        self._slots.append(slot)
-        self._steps.append(step)
-        self._seqs.append(seq)
-        self._dtypes.append(dtype)
-        self._shapes.append(shape)
-        self.tickets.append(ticket)
-        self._before.append(before)
-        self._placements.append(placement)
+        """Add a tensor. `before` is the row of its earlier sighting, or -1, and `placement` a number of the writer."""
+        self.entries.append(slot, kind, ticket, step, seq, before, -1 if placement is None else placement)
 
     def keep(self, location: Location, borrowed: bool) -> None:
         """Set where the newest row's bytes are. Borrowed bytes are those of its earlier sighting."""
-        row = len(self.tickets) - 1
+        row = len(self.entries) - 1
         self._locations[row] = location
         if borrowed:
             self._borrowed.add(row)
 
     def drop_if_equal(self, row: int) -> None:
         """Drop the newest row later, if it has the digest of this one."""
-        self._repeats[len(self.tickets) - 1] = row
-
-    def remember(self, tensor: Any, token: Hashable) -> None:
-        """Let later sightings of the tensor refer to the newest row."""
-        self.known[token] = len(self.tickets) - 1
-        self._held.add(tensor)
+        self._repeats[len(self.entries) - 1] = row
 
     def add_second_read(self, row: int, slot: ReadSlot, ticket: Any) -> None:
         """Add the second read of a row, to compare it with the first."""
@@ -144,8 +106,7 @@ class PendingRows:
     def seal(self) -> None:
         """Release all tokens. Nothing is added from now on."""
         self._sealed = True
-        self.known.clear()
-        self._held.clear()
+        self.entries.release()
 
     @property
     def may_wait(self) -> bool:
@@ -160,30 +121,30 @@ class PendingRows:
         self._others = others
 
     def arrive(self) -> None:
-        self.device_reader.wait(self.tickets)
+        self.device_reader.wait(self.entries)  # type: ignore[arg-type]
 
     def columns(self) -> Mapping[str, Any]:
         """Wait for the device, and return the complete rows by column."""
-        steps = self, *self._others
-        found, unchanged, missed = self.device_reader.collect([ticket for rows in steps for ticket in rows.tickets])
-        self._compare_second_reads(found["digest"], unchanged)
-        missed = {*missed, *self._equal_rows(found["digest"], missed)}
+        steps = [rows.entries for rows in (self, *self._others)]
+        found, unchanged, missed = self.device_reader.collect(*steps)  # type: ignore[arg-type]
+        numbers = self._numbers()
+        self._compare_second_reads(found["digest"], unchanged, numbers[:, 2])
+        missed = {*missed, *self._equal_rows(found["digest"], missed, numbers[:, 3])}
         columns: dict[str, Any] = dict(found)
-        columns |= self._repeated.of_slots(*(rows._slots for rows in steps))
-        columns |= self._repeated.of_kinds(*((rows._dtypes, rows._shapes) for rows in steps))
-        columns["step"] = [step for rows in steps for step in rows._steps]
-        columns["seq"] = [seq for rows in steps for seq in rows._seqs]
-        placements = [placement for rows in steps for placement in rows._placements]
-        if any(placement is not None for placement in placements):
-            columns["placement"] = placements
-        columns["tensor"] = self._tensor_numbers(unchanged, missed)
+        columns |= self._repeated.of_slots(*(entries.slots for entries in steps))
+        columns |= self._repeated.of_tensors(*(entries.kinds for entries in steps))
+        columns["step"], columns["seq"], before, placements = numbers.T
+        if (placements >= 0).any():
+            columns["placement"] = [None if placement < 0 else placement for placement in placements.tolist()]
+        columns["tensor"] = self._tensor_numbers(before, unchanged, missed)
         if self._locations:
             columns |= zip(Location._fields, zip(*self._final_locations(unchanged), strict=True), strict=True)
         else:
             columns |= no_locations(len(self))
         kept = np.array([row not in missed for row in range(len(self))]) if missed else None
         if self._alarm is not None:
-            shown = {**columns, **slot_values(self._slots), "dtype": self._dtypes}
+            dtypes = [kind.name for kind in self.entries.kinds]
+            shown = {**columns, **slot_values(self.entries.slots), "dtype": dtypes}
             self._alarm.saw_columns(shown if kept is None else _only(shown, kept))
         return columns if kept is None else _only(columns, kept)
 
@@ -192,50 +153,56 @@ class PendingRows:
         start = 0
         for rows in (self, *self._others):
             yield start, rows
-            start += len(rows.tickets)
+            start += len(rows.entries)
 
-    def _tensor_numbers(self, unchanged: Sequence[bool], missed: Collection[int]) -> Any:
+    def _numbers(self) -> Any:
+        """Return the numbers of all rows; see `DeviceEntries.numbers`. Earlier sightings are by their place here."""
+        steps = []
+        for start, rows in self._joined():
+            numbers = np.frombuffer(rows.entries.numbers(), np.int64).reshape(-1, 4).copy()
+            numbers[:, 2] += np.where(numbers[:, 2] < 0, 0, start)
+            steps.append(numbers)
+        return np.concatenate(steps)
+
+    def _tensor_numbers(self, before: Any, unchanged: Any, missed: Collection[int]) -> Any:
         """Return the number of each row's tensor: that of its earlier sighting, if it has not changed since."""
-        before = [-1 if row is None else row + start for start, rows in self._joined() for row in rows._before]
-        source = np.array(before, np.int64)
+        source = before.copy()
         again = (source >= 0) & np.asarray(unchanged, bool)
         again[list(missed)] = False
         new = ~again
         new[list(missed)] = False
         numbers = np.full(len(source), -1, np.int64)
-        numbers[new] = list(islice(self._numbers, int(new.sum())))
+        numbers[new] = list(islice(self._tensors, int(new.sum())))
         while again[source[again]].any():  # a row whose earlier sighting has an earlier one, too
             source[again] = np.where(again[source[again]], source[source[again]], source[again])
         numbers[again] = numbers[source[again]]
         return numbers
 
-    def _equal_rows(self, digests: Any, missed: Collection[int]) -> Iterator[int]:
+    def _equal_rows(self, digests: Any, missed: Collection[int], placements: Any) -> Iterator[int]:
+        """Yield the rows that are dropped."""
+        kinds = self.entries.kinds
         for row, other in self._repeats.items():
-            same_kind = self._shapes[row] == self._shapes[other] and self._dtypes[row] == self._dtypes[other]
-            same_kind = same_kind and self._placements[row] == self._placements[other]
-            if same_kind and digests[row] == digests[other] and other not in missed:
+            kind, place = kinds[row], placements[row]
+            same_kind = kind.shape == kinds[other].shape and kind.name == kinds[other].name
+            if same_kind and place == placements[other] and digests[row] == digests[other] and other not in missed:
                 yield row
 
-    def _compare_second_reads(self, digests: Any, unchanged: Any) -> None:
+    def _compare_second_reads(self, digests: Any, unchanged: Any, before: Any) -> None:
         """Learn for later steps which reads can be deferred."""
-        reads = [
-            (start + row, rows._before[row], *read)
-            for start, rows in self._joined()
-            for row, read in rows._second_reads.items()
-        ]
+        reads = [(start + row, *read) for start, rows in self._joined() for row, read in rows._second_reads.items()]
         if not reads:
             return
         again = self.device_reader.collect([ticket for *_, ticket in reads])
-        for number, (row, before, slot, _) in enumerate(reads):
+        for number, (row, slot, _) in enumerate(reads):
             if number not in again.missed:
                 # A deferred tensor that was seen before is not read again. So it must not have changed since then.
-                as_before = before is None or bool(unchanged[row])
+                as_before = before[row] < 0 or bool(unchanged[row])
                 slot.report_comparison(as_before and bool(again.columns["digest"][number] == digests[row]))
 
     def _final_locations(self, unchanged: Any) -> Iterator[tuple[Any, ...]]:
         for row, same in enumerate(unchanged):
             if row in self._borrowed and not same:
-                self._changed_unseen.add(self._slots[row].module)
+                self._changed_unseen.add(self.entries.slots[row].module)
                 yield _NOWHERE
             else:
                 yield self._locations.get(row, _NOWHERE)

@@ -1,21 +1,26 @@
-"""The kinds of plain torch tensors that a kernel reads as they are."""
+"""The kinds of plain torch tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import prod
 
 import torch
 
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.tensors import NAMES
 
-__all__ = ["KindTable"]
+__all__ = ["KindTable", "kind_of"]
 
 _MOST = 10_000
 
 
 class KindTable:
-    """One object for each dtype and shape in use. `layouts` returns the readable dtypes, with `TensorKind.layout`."""
+    """One object for each dtype and shape in use in host memory.
+
+    `layouts` returns the dtypes that the kernel reads as they are, with `TensorKind.layout`.
+    """
 
     def __init__(self, layouts: Callable[[], Mapping[torch.dtype, int]]) -> None:
         self._layouts = layouts
@@ -33,3 +38,10 @@ class KindTable:
             self._kinds.clear()
         kind = self._kinds[where] = TensorKind(*where, NAMES[tensor.dtype], elements, tensor.nbytes, layout)
         return kind
+
+
+@lru_cache(_MOST)
+def kind_of(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorKind:
+    """Return the kind of tensors on a device: the same object each time, unless shapes keep changing."""
+    elements = prod(shape)
+    return TensorKind(dtype, shape, NAMES[dtype], elements, elements * dtype.itemsize)

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 import torch
 
 from tensortap.frameworks.device_reader import TensorDescription
-from tensortap.frameworks.torch.tensors import NAMES, is_distributed
+from tensortap.frameworks.torch.kinds import kind_of
+from tensortap.frameworks.torch.tensors import is_distributed
 
 __all__ = ["StorageAlive", "StorageHold", "describe", "token_of"]
 
@@ -37,7 +38,7 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
     token = token_of(tensor)
     if is_distributed(tensor):
         tensor = tensor.to_local()
-    return token, NAMES[tensor.dtype], tuple(tensor.shape), False
+    return token, kind_of(tensor.dtype, tuple(tensor.shape)), False
 
 
 class StorageAlive:

@@ -22,9 +22,7 @@ from tensortap.frameworks.device_reader import (
     CollectedSummaries,
     DeferralBound,
     DeferralTrial,
-    DeferredSlot,
     NativeReads,
-    ReadDeferred,
     SlotPlacement,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
@@ -88,9 +86,6 @@ class OpsReader:
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
-        self.read_deferred: ReadDeferred = lambda *_: None
-        self.read_many: Callable[[Any], None] = lambda _: None
-        self.read_waiting: Callable[[Any], bool] = lambda _: False
         self._step = _StepResults()
 
     def submit(
@@ -120,27 +115,20 @@ class OpsReader:
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         """Do nothing: no read is deferred."""
 
-    def defer(
-        self,
-        tensor: torch.Tensor,
-        bound: DeferralBound,
-        slot: DeferredSlot,
-        step: int,
-        place: SlotPlacement | None = None,
-    ) -> bool:
-        return False
+    def deferrable(self, tensor: torch.Tensor, likely: TensorKind | None) -> TensorKind | None:
+        return None
 
     def submit_deferred(
         self,
-        alias: torch.Tensor,
+        tensor: torch.Tensor,
         kind: TensorKind,
         bound: DeferralBound,
         known: OpsTicket | None,
         place: SlotPlacement | None = None,
     ) -> OpsTicket:
-        return self.submit(alias, known)
+        return self.submit(tensor, known)
 
-    def run_deferred(self) -> None:
+    def use(self, native: Any) -> None:
         """Do nothing: no read is deferred."""
 
     def flush(self) -> None:
@@ -161,7 +149,8 @@ class OpsReader:
     def wait(self, tickets: Sequence[OpsTicket]) -> None:
         """Do nothing: the end of the step has waited."""
 
-    def collect(self, tickets: Sequence[OpsTicket]) -> CollectedSummaries:
+    def collect(self, *groups: Sequence[OpsTicket]) -> CollectedSummaries:
+        tickets = [ticket for group in groups for ticket in group]
         results = np.array([ticket.step.results()[ticket.number] for ticket in tickets], RESULT)
         unchanged = [
             ticket.known is not None and ticket.known.step.results()[ticket.known.number]["digest"] == result["digest"]

@@ -104,7 +104,8 @@ class TensorReading:
             return None
         kind, address = likely, 0
         try:
-            if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
+            # The kind of a tensor on a device has no layout.
+            if kind is None or not kind.layout or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
                 kind = self._host_kinds.of(tensor)
             # A tensor without elements of its own has no address, and one of several shapes has no shape.
             address = tensor.data_ptr()

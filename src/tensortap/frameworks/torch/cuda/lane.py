@@ -7,10 +7,8 @@ largest step. Deferred tensors are read together, in one launch.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from tensortap.frameworks.device_reader import DeferralBound, DeferralTrial
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda.results import SLOTS, Batch, CudaTicket, new_bytes, new_host
+from tensortap.frameworks.torch.cuda.waiting import WaitingTensor, WaitingTensors
 from tensortap.frameworks.torch.tensors import NAMES
 from tensortap.kernels.cuda.gpu import (
     MOST_TOGETHER,
@@ -34,7 +33,7 @@ from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
 
-__all__ = ["TOO_LARGE", "Lane", "WaitingTensor", "limits"]
+__all__ = ["TOO_LARGE", "Lane", "limits"]
 
 TOO_LARGE = 128 << 20
 """Size in bytes from which a tensor gets a launch of its own, which costs nothing then."""
@@ -47,34 +46,6 @@ _SHARE_WAITING = 192
 launches are faster, but waiting tensors are held although the program may have freed them."""
 _MOST_WAITING = 1 << 30
 """Upper bound on any device: more would need more memory for partial results."""
-
-
-@dataclass(slots=True, eq=False)
-class WaitingTensor:
-    """A tensor that is read together with others."""
-
-    tensor: torch.Tensor
-    """An alias of its memory, as in `deferred.DeferredRead`."""
-    elements: int
-    address: int
-    version: int
-    came: int
-    """Number of tensors that the lane had seen, this one included."""
-    last: int
-    """Number of tensors that the lane has seen when this one must be read."""
-    due: int
-    """The same in bytes."""
-    bound: Any
-    """The `DeferralBound` of a deferred tensor, or the `DeferralTrial` of one that is read again."""
-    base: int
-    """The row of the whole that its first row is."""
-
-    def is_due(self, came: int, seen: int) -> bool:
-        return self.last <= came or self.due <= seen
-
-    def unchanged(self) -> bool:
-        tensor = self.tensor
-        return bool(tensor._version == self.version and tensor.data_ptr() == self.address)
 
 
 class Lane:
@@ -92,6 +63,7 @@ class Lane:
         "_free",
         "_gpu",
         "_last",
+        "_launch_waiting",
         "_most",
         "_most_waiting",
         "_partials",
@@ -109,7 +81,7 @@ class Lane:
         "_weights",
         "_weights_at",
         "device",
-        "read_waiting",
+        "index",
     )
 
     def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
@@ -118,7 +90,9 @@ class Lane:
         self._weights = weights
         self._weights_at = weights.data_ptr()
         self.device = device
-        self.read_waiting: Callable[[Lane], bool] = lambda _: False
+        self.index: int = weights.get_device()
+        """The number of the device, as of its tensors."""
+        self._launch_waiting: Callable[[Lane], bool] = lambda _: False
         """Does what `_read_waiting` does, if it can, and returns whether it did."""
         self._stream = stream
         self._partials = new_bytes(_PARTIALS, device=device)
@@ -132,8 +106,7 @@ class Lane:
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[tuple[torch.dtype, bool], BatchRead] = {}
         """The launches for tensors of a dtype, and for those that begin at another row of a whole."""
-        self._waiting: dict[int, WaitingTensor] = {}
-        """Deferred tensors, by the number of their results."""
+        self._waiting = WaitingTensors()
         self._trials: list[WaitingTensor] = []
         """Tensors that were read at once, and are read again as late as a deferred read may run."""
         self._came = 0
@@ -150,6 +123,12 @@ class Lane:
         # Page-locking memory stalls the device, so enough for the steps in flight is locked in advance.
         self._free = deque(new_host() for _ in range(4))
         self._batch: Batch | None = None
+
+    def use(self, native: Any) -> None:
+        """Let C code run most deferred reads."""
+        self._launch_waiting = native.read_waiting
+        if not len(self._waiting):
+            self._waiting = native.WaitingTensors()
 
     def submit(
         self,
@@ -175,19 +154,12 @@ class Lane:
         return ticket
 
     def submit_deferred(
-        self,
-        alias: torch.Tensor,
-        kind: TensorKind,
-        address: int,
-        bound: DeferralBound,
-        known: CudaTicket | None,
-        base: int = 0,
+        self, tensor: torch.Tensor, kind: TensorKind, bound: DeferralBound, known: CudaTicket | None, base: int = 0
     ) -> CudaTicket:
         """Summarise a flat tensor whose read may be deferred, and return its ticket. If it is known, it is not read.
 
         `base` is the row of a whole that its first row is.
         """
-        # This runs for most tensors, on the thread that launches the step, hence plain numbers where possible.
         batch = self._batch
         if batch is None or batch.size == SLOTS:
             batch = self._batch_with_room(1)
@@ -198,7 +170,7 @@ class Lane:
         else:
             number = batch.size
             ticket = CudaTicket(batch, number, kind.elements, None)
-            self._waiting[number] = self._defer(alias, kind.elements, address, bound, base)
+            self._waiting.add(number, self._defer(tensor, kind, bound, base))
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
@@ -206,24 +178,10 @@ class Lane:
             self._read_due()
         return ticket
 
-    def count_skipped(self, nbytes: int) -> None:
-        """Count a tensor that can no longer be read, since it delayed others all the same."""
-        self._came += 1
-        self._seen += nbytes
-        if self.is_due(0, 0):
-            self._read_due()
-
-    def submit_trial(self, tensor: torch.Tensor, address: int, trial: DeferralTrial, base: int = 0) -> None:
+    def submit_trial(self, tensor: torch.Tensor, kind: TensorKind, trial: DeferralTrial, base: int = 0) -> None:
         """Read the newest tensor again later."""
-        if tensor.nbytes < TOO_LARGE:
-            self._trials.append(self._defer(tensor.detach(), tensor.numel(), address, trial, base))
-
-    def is_due(self, count: int, nbytes: int) -> bool:
-        """Return whether a tensor must be read when this many more tensors and bytes have come."""
-        if self._came + count < self._last and self._seen + nbytes < self._due:
-            return False
-        self._update_due()
-        return self._came + count >= self._last or self._seen + nbytes >= self._due
+        if kind.nbytes < TOO_LARGE:
+            self._trials.append(self._defer(tensor, kind, trial, base))
 
     def flush(self) -> None:
         """Read everything that waits."""
@@ -234,7 +192,7 @@ class Lane:
     def discard_deferred(self) -> None:
         """Release everything that waits, unread."""
         if self._batch is not None:
-            self._batch.missed.update(self._waiting)
+            self._batch.missed.update(self._waiting.numbers())
         self._waiting.clear()
         self._trials.clear()
 
@@ -250,13 +208,15 @@ class Lane:
         self._batch = None
 
     def _defer(
-        self, tensor: torch.Tensor, elements: int, address: int, bound: DeferralBound | DeferralTrial, base: int
+        self, tensor: torch.Tensor, kind: TensorKind, bound: DeferralBound | DeferralTrial, base: int
     ) -> WaitingTensor:
         came, due = self._came, self._seen + self._most_waiting
         last = came + bound.safe_delay
         if last < self._last:
             self._last = last
-        return WaitingTensor(tensor, elements, address, tensor._version, came, last, due, bound, base)
+        alias = tensor.detach()
+        # Below autograd, as in compiled code, it may have a version of its own.
+        return WaitingTensor(alias, kind, alias.data_ptr(), alias._version, came, last, due, bound, base)
 
     def _read(
         self, tensor: torch.Tensor, address: int, layout: Layout | Part, known: CudaTicket | None, batch: Batch
@@ -278,26 +238,26 @@ class Lane:
     def _read_due(self) -> None:
         """Read the tensors that are due. None waits longer than in its trial, during which it did not change."""
         came, seen = self._came, self._seen
-        if any(one.is_due(came, seen) for one in self._waiting.values()):
+        last, due = self._waiting.bounds()
+        if last <= came or due <= seen:
             self._read_waiting()
-        if due := [one for one in self._trials if one.is_due(came, seen)]:
+        if trials := [one for one in self._trials if one.is_due(came, seen)]:
             self._trials = [one for one in self._trials if not one.is_due(came, seen)]
-            self._read_trials(due)
+            self._read_trials(trials)
         self._update_due()
 
     def _update_due(self) -> None:
-        waiting = [*self._waiting.values(), *self._trials]
-        self._last = min((one.last for one in waiting), default=sys.maxsize)
+        last, due = self._waiting.bounds()
         # Later tensors are due even later.
-        self._due = min((one.due for one in waiting), default=self._seen + self._most_waiting)
+        self._last = min([last, *(one.last for one in self._trials)])
+        self._due = min([due, self._seen + self._most_waiting, *(one.due for one in self._trials)])
 
     def _read_waiting(self) -> None:
-        if (batch := self._batch) is None or self.read_waiting(self):  # without a batch, nothing waits either
+        if (batch := self._batch) is None or self._launch_waiting(self):  # without a batch, nothing waits either
             return
-        batch.missed.update(self._waiting)  # until they are read: an interrupt may come at any moment
-        waiting, self._waiting = self._waiting, {}
+        batch.missed.update(self._waiting.numbers())  # until they are read: an interrupt may come at any moment
         found = []
-        for number, one in waiting.items():
+        for number, one in self._waiting.take_all():
             if one.unchanged():
                 found.append((number, one))
             else:
@@ -310,7 +270,7 @@ class Lane:
             batch = self._batch_with_room(len(some))
             found = []
             for one in some:
-                ticket = CudaTicket(batch, batch.size, one.elements, None) if one.unchanged() else None
+                ticket = CudaTicket(batch, batch.size, one.kind.elements, None) if one.unchanged() else None
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
@@ -322,7 +282,7 @@ class Lane:
         batch.missed.update([number for number, _ in waiting])  # until their launch has succeeded
         kinds: dict[torch.dtype, list[tuple[int, WaitingTensor]]] = {}
         for each in waiting:
-            kinds.setdefault(each[1].tensor.dtype, []).append(each)
+            kinds.setdefault(each[1].kind.dtype, []).append(each)
         for dtype, alike in kinds.items():
             kind = dtype, any(one.base for _, one in alike)
             self._launch(self._together.get(kind) or self._new_together(*kind), alike, batch)
@@ -331,7 +291,7 @@ class Lane:
         turns = []
         total = 0
         for number, one in tensors:
-            elements = one.elements
+            elements = one.kind.elements
             share = together.shared_out(elements)
             turns.append((share[1], one.came, number, share, elements, one.address, one.base))
             total += share[0]

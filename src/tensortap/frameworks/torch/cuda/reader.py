@@ -6,12 +6,11 @@ Each stream has a lane of its own, in which everything runs in the stream's orde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tensortap.core.host_copies import DeviceBytes
@@ -21,23 +20,22 @@ from tensortap.frameworks.device_reader import (
     CollectedSummaries,
     DeferralBound,
     DeferralTrial,
-    DeferredSlot,
     NativeReads,
-    ReadDeferred,
     SlotPlacement,
     TensorDescription,
 )
 from tensortap.frameworks.tensor_kind import TensorKind
-from tensortap.frameworks.torch.cuda.deferred import DeferredReads
 from tensortap.frameworks.torch.cuda.host_copies import CudaHostCopies
-from tensortap.frameworks.torch.cuda.lane import Lane, WaitingTensor, limits
-from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, first_sighting
+from tensortap.frameworks.torch.cuda.lane import TOO_LARGE, Lane, limits
+from tensortap.frameworks.torch.cuda.results import Batch, CudaTicket, TicketColumns
+from tensortap.frameworks.torch.cuda.waiting import WaitingTensor
+from tensortap.frameworks.torch.kinds import kind_of
 from tensortap.frameworks.torch.memory import StorageHold, describe
-from tensortap.frameworks.torch.tensors import NAMES, PLAIN, dense, is_distributed, is_flat, is_plain_flat
+from tensortap.frameworks.torch.tensors import PLAIN, dense, is_distributed, is_flat, is_plain_flat
 from tensortap.kernels.cuda.gpu import BatchRead, Gpu
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
 from tensortap.kernels.cuda.parts import Part, part_of
-from tensortap.kernels.cuda.results import RESULT, columns
+from tensortap.kernels.cuda.results import columns
 from tensortap.kernels.cuda.variants import Device
 from tensortap.kernels.summary.reference import digest_weights
 
@@ -48,19 +46,15 @@ class CudaReader:
     """Reads tensors of any CUDA device and stream. Raises CudaError if kernels cannot be compiled or launched."""
 
     __slots__ = (
-        "_address",
-        "_deferred",
         "_error",
         "_gpus",
         "_host_copies",
+        "_lane",
         "_lanes",
+        "_native",
         "_one_stream",
         "_phase",
-        "_reading",
         "lock",
-        "read_deferred",
-        "read_many",
-        "read_waiting",
     )
 
     hold_tokens = StorageHold
@@ -73,15 +67,10 @@ class CudaReader:
         self._one_stream = True
         """Whether no device was seen on two streams. Otherwise nothing is deferred: another stream may get a tensor's
         memory before its deferred read."""
-        self._deferred: DeferredReads | None = None
-        """Reads of one stream at a time, because records have an order."""
-        self.read_deferred: ReadDeferred = lambda *_: None
-        self.read_many: Callable[[DeferredReads], None] = lambda _: None
-        self.read_waiting: Callable[[Lane], bool] = lambda _: False
-        self._reading = False
-        """Whether deferred reads are running."""
-        self._address = 0
-        """Where the tensor is whose deferred read is running."""
+        self._lane: Lane | None = None
+        """The lane of the last tensor whose read was deferred."""
+        self._native: Any = None
+        """The C code that runs most deferred reads."""
         self._phase = -1
         """The backward that is running; -1 outside of one."""
         self._error: Exception | None = None
@@ -90,14 +79,14 @@ class CudaReader:
         plain = type(tensor) in PLAIN  # runs for every tensor of a step, so it does little
         if not ((plain or not is_distributed(tensor)) and is_flat(tensor)):
             return describe(tensor)
-        dtype = tensor.dtype
+        kind = kind_of(tensor.dtype, tuple(tensor.shape))
         try:
             # A tensor of another class may also be seen as a plain one, and then has the same token.
             # The token starts with another type than other tokens, so it never equals one of them.
-            token = dtype, tensor._version, tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape
+            token = kind, tensor._version, tensor.untyped_storage()._cdata, tensor.data_ptr()
         except RuntimeError:  # an inference tensor has no version
-            return None, NAMES[dtype], tuple(tensor.shape), plain
-        return token, NAMES[dtype], token[4:], plain
+            return None, kind, plain
+        return token, kind, plain
 
     def submit(
         self,
@@ -126,48 +115,39 @@ class CudaReader:
         part = part_of(placement, tuple(tensor.shape), 1)
         return None if part is None or part.base < 0 or part.elements != part.stored else part.base
 
+    def deferrable(self, tensor: torch.Tensor, likely: TensorKind | None) -> TensorKind | None:
+        if torch._C._cuda_isCurrentStreamCapturing() or type(tensor) not in PLAIN:
+            return None
+        kind = likely
+        try:
+            if kind is None or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
+                kind = kind_of(tensor.dtype, tuple(tensor.shape))
+            address = tensor.data_ptr()
+            tensor._version  # noqa: B018 (an inference tensor has none)
+            readable = address and not address % 16 and tensor.is_contiguous() and not tensor.is_neg()
+        except RuntimeError:  # it has no version, no shape, or no own memory
+            return None
+        if not readable or kind.dtype.is_complex or kind.nbytes >= TOO_LARGE:
+            return None
+        with self.lock:
+            if (phase := torch._C._current_graph_task_id()) != self._phase:
+                self._begin(phase)
+            if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
+                return None
+            self._lane = self._lanes.get((index, torch._C._cuda_getCurrentRawStream(index)))
+            return None if self._lane is None else kind
+
     def submit_deferred(
         self,
-        alias: torch.Tensor,
+        tensor: torch.Tensor,
         kind: TensorKind,
         bound: DeferralBound,
         known: CudaTicket | None,
         place: SlotPlacement | None = None,
     ) -> CudaTicket:
-        assert self._deferred is not None
-        return self._deferred.lane.submit_deferred(alias, kind, self._address, bound, known, _base(place))
-
-    def defer(
-        self,
-        tensor: torch.Tensor,
-        bound: DeferralBound,
-        slot: DeferredSlot,
-        step: int,
-        place: SlotPlacement | None = None,
-    ) -> bool:
-        if torch._C._cuda_isCurrentStreamCapturing():
-            return False
+        assert self._lane is not None, "`deferrable` comes first"
         with self.lock:
-            if (phase := torch._C._current_graph_task_id()) != self._phase:
-                self._begin(phase)
-            if not self._one_stream or (index := tensor.get_device()) != torch._C._cuda_getDevice():
-                return False
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            lane = self._lanes.get((index, stream))
-            if lane is None:
-                return False
-            if (deferred := self._deferred) is None or deferred.lane is not lane:
-                self._run_deferred()
-                deferred = self._deferred = DeferredReads(lane, index, stream)
-            taken = deferred.add(tensor, bound, slot, step, place)
-            if deferred.is_due:
-                self._run_deferred()
-            return taken
-
-    def run_deferred(self) -> None:
-        with self.lock:
-            if self._deferred and not torch._C._cuda_isCurrentStreamCapturing():
-                self._run_deferred()
+            return self._lane.submit_deferred(tensor, kind, bound, known, _base(place))
 
     def submit_trial(self, tensor: torch.Tensor, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
         if not is_plain_flat(tensor):
@@ -176,7 +156,7 @@ class CudaReader:
         with self.lock, torch.cuda.device(index):
             if self._one_stream:
                 lane = self._lanes[index, torch._C._cuda_getCurrentRawStream(index)]
-                lane.submit_trial(tensor, tensor.data_ptr(), trial, _base(place))
+                lane.submit_trial(tensor, kind_of(tensor.dtype, tuple(tensor.shape)), trial, _base(place))
 
     def _submit(
         self, tensor: torch.Tensor, flat: bool, index: int, known: CudaTicket | None, placement: Placement | None
@@ -195,32 +175,6 @@ class CudaReader:
                 tensor, address, layout = _readable(tensor)
             return lane.submit(tensor, address, layout, known)
 
-    def _run_deferred(self) -> None:
-        """Run the deferred reads, on the stream on which the tensors were seen."""
-        if not (deferred := self._deferred) or self._reading:
-            return
-        index = deferred.lane.device.index
-        try:
-            with nullcontext() if index == torch._C._cuda_getDevice() else torch.cuda.device(index):
-                self._reading = True
-                while deferred:  # one by one, so that recording continues after an interrupt, as in a notebook
-                    self.read_many(deferred)
-                    if not deferred:
-                        break
-                    tensor, version, address, kind, bound, slot, step, place = deferred.pop()
-                    if tensor._version == version and tensor.data_ptr() == address:
-                        self._address = address
-                        # Equal to the token from `describe`.
-                        at = tensor.untyped_storage()._cdata, tensor.storage_offset()
-                        token = kind.dtype, version, *at, *kind.shape
-                        self.read_deferred(tensor, kind, token, bound, slot, step, place)
-                    else:
-                        deferred.lane.count_skipped(kind.nbytes)
-                        self.read_deferred(None, kind, None, bound, slot, step, place)
-        finally:
-            self._reading = False
-            deferred.flush_with_next()
-
     def flush(self) -> None:
         with self.lock:
             if not torch._C._cuda_isCurrentStreamCapturing():
@@ -228,13 +182,13 @@ class CudaReader:
 
     def discard_deferred(self) -> None:
         with self.lock:
-            self._deferred = None
             for lane in self._lanes.values():
                 lane.discard_deferred()
 
     def _new_lane(self, index: int, stream: int) -> Lane:
         lane = self._lanes[index, stream] = self._open_lane(index, stream)
-        lane.read_waiting = self.read_waiting
+        if self._native is not None:
+            lane.use(self._native)
         if len(self._lanes) != len(self._gpus) and self._one_stream:
             self._one_stream = False
             self._flush()  # includes what was deferred before
@@ -248,7 +202,6 @@ class CudaReader:
             torch.autograd.Variable._execution_engine.queue_callback(self._flush_quietly)
 
     def _flush(self) -> None:
-        self._run_deferred()
         for (index, _), lane in self._lanes.items():
             with torch.cuda.device(index):
                 lane.flush()
@@ -272,44 +225,34 @@ class CudaReader:
         with self.lock:
             if self._error is not None:
                 raise self._error
-            self._run_deferred()
             for lane in self._lanes.values():
                 lane.end_step()
 
     def wait(self, tickets: Sequence[CudaTicket]) -> None:
-        for batch in dict.fromkeys([ticket.batch for ticket in tickets]):
+        for batch in TicketColumns.of(tickets).batches:
             batch.rows()
 
-    def collect(self, tickets: Sequence[CudaTicket]) -> CollectedSummaries:
-        # This loop competes with the launch of the next step for the interpreter, so it visits few tickets.
-        firsts, unchanged = list(tickets), [False] * len(tickets)
-        again = [(place, ticket) for place, ticket in enumerate(tickets) if ticket.known is not None]
-        for place, ticket in again:
-            firsts[place] = first = first_sighting(ticket)
-            unchanged[place] = first is not ticket
-        rows, starts = _joined(dict.fromkeys(first.batch for first in firsts))
-        places = [starts[first.batch] + first.number for first in firsts]
-        results = rows.take(places)
-        gone = {start + number for batch, start in starts.items() for number in batch.missed}
-        missed = {place for place, row in enumerate(places) if row in gone} if gone else ()
-        for place, ticket in again:
-            if ticket.known is not None and not ticket.probed:
-                known = first_sighting(ticket.known)
-                digest = known.batch.rows()["digest"][known.number]
-                unchanged[place] = known.number not in known.batch.missed and results["digest"][place] == digest
-        elements = np.array([ticket.elements for ticket in tickets], np.int64)
-        return CollectedSummaries(columns(results, elements), unchanged, missed)
+    def collect(self, *tickets: Sequence[CudaTicket]) -> CollectedSummaries:
+        # This competes with the launch of the next step for the interpreter, so it makes nothing for each ticket.
+        found = TicketColumns.joined([TicketColumns.of(each) for each in tickets])
+        results, unchanged, missed = found.find_results()
+        return CollectedSummaries(columns(results, found.elements), unchanged, np.flatnonzero(missed).tolist())
 
     @property
     def native_reads(self) -> NativeReads | None:
-        classes = CudaReader, DeferredReads, Lane, Batch, BatchRead, CudaTicket, WaitingTensor
+        classes = CudaReader, Lane, Batch, BatchRead, CudaTicket, WaitingTensor
         return NativeReads(classes, torch._C, limits())
+
+    def use(self, native: Any) -> None:
+        self._native = native
+        for lane in self._lanes.values():
+            lane.use(native)
 
     def close(self) -> None:
         for copies in self._host_copies.values():
             copies.close()
         self._host_copies.clear()
-        self._deferred = None
+        self._lane = None
         self._lanes.clear()
 
     def _open_lane(self, index: int, stream: int) -> Lane:
@@ -323,18 +266,6 @@ class CudaReader:
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
         return Lane(gpu, weights, device, stream, properties.total_memory)
-
-
-def _joined(batches: Iterable[Batch]) -> tuple[npt.NDArray[Any], dict[Batch, int]]:
-    """Wait for the rows of all batches, and return them with the start of each batch."""
-    rows = [np.empty(0, RESULT)]
-    starts: dict[Batch, int] = {}
-    size = 0
-    for batch in batches:
-        rows.append(batch.rows())
-        starts[batch] = size
-        size += batch.size
-    return rows[1] if len(rows) == 2 else np.concatenate(rows), starts
 
 
 def _base(place: SlotPlacement | None) -> int:

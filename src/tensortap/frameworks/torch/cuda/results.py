@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from tensortap.kernels.cuda import driver
 from tensortap.kernels.cuda.results import RESULT
 
-__all__ = ["SLOTS", "Batch", "CudaTicket", "first_sighting", "new_bytes", "new_host"]
+__all__ = ["SLOTS", "Batch", "CudaTicket", "TicketColumns", "new_bytes", "new_host"]
 
 SLOTS = 1024
 """Results in a batch."""
+
+_NEW, _SAME, _PROBED, _READ = range(4)
+"""What a ticket is to the earlier sighting of its tensor: there is none; it has the same result; it was read again if
+a few elements differed; it was read again. `native/rows.h` knows these numbers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +48,20 @@ class CudaTicket:
         """
         return self.known is not None and self.known.batch.lane is self.batch.lane
 
+    @property
+    def relation(self) -> int:
+        """What it is to `known`."""
+        if self.known is None:
+            return _NEW
+        if self.known.batch is self.batch and self.known.number == self.number:
+            return _SAME
+        return _PROBED if self.probed else _READ
+
 
 class Batch:
     """Results that are copied to the host together."""
 
-    __slots__ = ("_address", "_event", "_free", "_host", "_results", "_rows", "lane", "missed", "size", "unchanged")
+    __slots__ = ("_address", "_event", "_free", "_host", "_results", "_rows", "lane", "missed", "size")
 
     def __init__(self, lane: object, results: torch.Tensor, free: deque[torch.Tensor]) -> None:
         self.lane = lane
@@ -59,7 +74,6 @@ class Batch:
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
         self._rows: npt.NDArray[Any] | None = None
-        self.unchanged: list[bool] = []
         self.missed: set[int] = set()
         """Results of tensors that changed before they were read."""
 
@@ -83,23 +97,77 @@ class Batch:
             driver.allow_captures()
             self._event.synchronize()
             self._rows = self._host.numpy()[: self.size * RESULT.itemsize].copy().view(RESULT)  # faster as bytes
-            self.unchanged = self._rows["unchanged"].astype(bool).tolist()
             self._free.append(self._host)
             self._host = None
         return self._rows
 
 
-def first_sighting(ticket: CudaTicket) -> CudaTicket:
-    """Return the sighting whose result is valid for this one: itself, if the tensor had changed since."""
-    while True:
-        batch, known = ticket.batch, ticket.known
-        batch.rows()
-        if known is not None and known.batch is batch and known.number == ticket.number:
-            ticket = known
-        elif known is None or not batch.unchanged[ticket.number]:
-            return ticket
-        else:
-            ticket = known
+class TicketColumns(NamedTuple):
+    """Tickets by column."""
+
+    batches: list[Batch]
+    batch: npt.NDArray[np.int64]
+    """The place of each one's batch in `batches`."""
+    number: npt.NDArray[np.int64]
+    elements: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+    """The row of the earlier sighting; -1 if there is none."""
+    relation: npt.NDArray[np.int64]
+    """What each is to the earlier one."""
+
+    @classmethod
+    def of(cls, tickets: Any) -> TicketColumns:
+        """Return the columns of tickets. Those that they were compared with are among them."""
+        if hasattr(tickets, "ticket_columns"):  # `native/rows.h` has them by column
+            batches, numbers = tickets.ticket_columns()
+            return cls(batches, *np.frombuffer(numbers, np.int64).reshape(-1, 5).T)
+        tickets = list(tickets)
+        places = {batch: place for place, batch in enumerate(dict.fromkeys(one.batch for one in tickets))}
+        rows: dict[CudaTicket | None, int] = {one: row for row, one in enumerate(tickets)}
+        rows[None] = -1
+        found = [(places[one.batch], one.number, one.elements, rows[one.known], one.relation) for one in tickets]
+        return cls(list(places), *np.array(found, np.int64).reshape(-1, 5).T)
+
+    @classmethod
+    def joined(cls, groups: Sequence[TicketColumns]) -> TicketColumns:
+        """Return the tickets of all groups, one after the other."""
+        if len(groups) == 1:
+            return groups[0]
+        batches: list[Batch] = []
+        moved = []
+        start = 0
+        for group in groups:
+            before = np.where(group.before < 0, -1, group.before + start)
+            moved.append((group.batch + len(batches), group.number, group.elements, before, group.relation))
+            batches += group.batches
+            start += len(group.number)
+        return cls(batches, *(np.concatenate(column) for column in zip(*moved, strict=True)))
+
+    def find_results(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Wait for the results.
+
+        Return each ticket's result, which is that of the earlier sighting if the tensor had not changed since; whether
+        that is so; and whether the tensor was not read.
+        """
+        starts = np.cumsum([0, *(batch.size for batch in self.batches)])
+        rows = np.concatenate([np.empty(0, RESULT), *(batch.rows() for batch in self.batches)])
+        lost = np.zeros(len(rows), bool)
+        for start, batch in zip(starts, self.batches, strict=False):
+            lost[[start + number for number in batch.missed]] = True
+        places = starts[self.batch] + self.number
+        unchanged = self.relation == _SAME
+        if (self.relation > _SAME).any():  # seldom, so that most steps need no loop
+            for row in np.flatnonzero(self.relation):
+                earlier = places[self.before[row]]
+                if self.relation[row] == _PROBED:
+                    unchanged[row] = rows["unchanged"][places[row]]
+                elif self.relation[row] == _READ:
+                    same = rows["digest"][places[row]] == rows["digest"][earlier]
+                    unchanged[row] = same and not lost[earlier]
+                    continue
+                if unchanged[row]:
+                    places[row] = earlier
+        return rows.take(places), unchanged, lost[places]
 
 
 def new_host() -> torch.Tensor:
