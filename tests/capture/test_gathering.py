@@ -152,7 +152,7 @@ def test_an_unexpected_change_is_reported_and_not_recorded(tmp_path: Path, patie
 def test_an_uncounted_change_is_found_by_the_next_trial(
     tmp_path: Path, patient: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_AFTER", 4)
 
     def late(step: int, number: int, x: torch.Tensor) -> torch.Tensor:
         if number == 2 and step >= 3:
@@ -171,9 +171,9 @@ def test_an_uncounted_change_is_found_by_the_next_trial(
 def test_places_are_tried_again_by_the_steps_that_are_recorded(
     tmp_path: Path, patient: FakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_AFTER", 4)
     record(tmp_path / "run", plainly, 4 * 12, kinds="output", steps=range(0, 48, 4))
-    assert patient.tried > 6 + 2 * 6  # in the first step, and then every place every fourth time
+    assert patient.tried == 3 * 6, "in the first step, within four more, and four after that; next would be eight"
     tt.open(tmp_path / "run")
 
 

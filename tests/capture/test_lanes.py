@@ -281,7 +281,7 @@ def test_results_from_before_a_device_failure_are_awaited(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of the last whole step are still on their way when the device fails."""
-    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_AFTER", 4)
     failed = threading.Event()
     collect = FakeReader.collect
 
@@ -358,7 +358,7 @@ def test_a_first_batch_that_is_larger_than_the_others(
 def test_slots_that_are_not_in_every_step_are_tried_again(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_order, "_RETRIED_EVERY", 4)
+    monkeypatch.setattr(read_order, "_RETRIED_AFTER", 4)
     now = [0]
 
     class Sometimes(nn.Module):

@@ -2,8 +2,8 @@
 
 This is measured, not assumed. In the first recorded step that reaches a slot, its tensors are read at once and again
 later. Reads are deferred only if both agree, usually two steps later, and never longer than in the trial. Every
-slot is tried again after `_RETRIED_EVERY` recorded steps. A tensor whose framework has counted a change since is not
-read: no record is better than one of another tensor.
+slot is tried again after at most `_RETRIED_AFTER` recorded steps, and after twice as many each time that nothing had
+changed. A tensor whose framework has counted a change since is not read: no record is better than one of another tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tensortap.core.records import display_name
 
 __all__ = ["AT_ONCE", "ReadOrder", "ReadSlot", "SnapshotRead"]
 
-_RETRIED_EVERY = 256
+_RETRIED_AFTER = 256
+_MOST_DOUBLED = 4
+"""Doublings of that number. A trial takes as long as ten deferred reads."""
 _MOST_TRIED = 64
 """Tensors of a slot that are read twice in one step. A step that never ends need not try all of them."""
 _MOST_SLOTS = 100_000
@@ -30,6 +32,7 @@ class ReadSlot:
 
     __slots__ = (
         "_deferred",
+        "_doubled",
         "_first",
         "_latest",
         "_name",
@@ -49,8 +52,9 @@ class ReadSlot:
         self._name = name
         self._notices = notices
         self._first = self._trying = now
-        self._next_trial = now + 2 + number % _RETRIED_EVERY
+        self._next_trial = now + 2 + number % _RETRIED_AFTER
         """The recorded step from which the slot is tried again."""
+        self._doubled = 0
         self._tried = 0
         self._deferred = False
         self._previous, self._latest = step, step
@@ -78,7 +82,8 @@ class ReadSlot:
         steady = self._unchanged and not self.changed
         undecided = not self._unchanged and not self.changed and now >= self._trying + 2
         if undecided or (steady and now >= self._next_trial):
-            self._trying, self._next_trial, self._tried = now, now + _RETRIED_EVERY, 0
+            self._trying, self._next_trial, self._tried = now, now + (_RETRIED_AFTER << self._doubled), 0
+            self._doubled = min(self._doubled + steady, _MOST_DOUBLED)
             self._previous, self._latest = self._latest, step
         if self._trying == now:
             self._tried += 1
