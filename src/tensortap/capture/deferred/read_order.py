@@ -3,7 +3,8 @@
 This is measured, not assumed. In the first recorded step that reaches a slot, its tensors are read at once and again
 later. Reads are deferred only if both agree, usually two steps later, and never longer than in the trial. Every
 slot is tried again after at most `_RETRIED_AFTER` recorded steps, and after twice as many each time that nothing had
-changed. A tensor whose framework has counted a change since is not read: no record is better than one of another tensor.
+changed. A tensor whose framework has counted a change since is not read: no record is better than one of another
+tensor.
 """
 
 from __future__ import annotations
