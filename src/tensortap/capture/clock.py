@@ -210,7 +210,9 @@ class Clock:
 
     def copy(self) -> Clock:
         """Return a clock that numbers the calls that come next as this one will."""
-        return Clock(self.step, self._forwards, self._order, dict(self._numbers))
+        counted = Clock(self.step, self._forwards, self._order, dict(self._numbers))
+        counted._rooted, counted.backward_ran = self._rooted, self.backward_ran
+        return counted
 
     def caller(self) -> str | None:
         """Return the module that called the one that was entered last; None if it was called from outside."""

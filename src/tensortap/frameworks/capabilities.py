@@ -272,6 +272,9 @@ class ExactExecution(Protocol):
         `drew` is called for every operation that draws random numbers. Their state is restored after the block.
         """
 
+    def exact_backward(self, starts: Sequence[tuple[Any, npt.NDArray[np.generic]]]) -> None:
+        """Run backward from these tensors, each with the gradient beside it. Call it in the block of `exactly`."""
+
 
 class Reruns(Protocol):
     """Repeated runs of one model from the same state, to measure noise."""

@@ -15,9 +15,8 @@ from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge.attribution import Attribution
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
-from tensortap.compare.judge.isolated import isolated_findings
+from tensortap.compare.judge.isolated import Attributor, isolated_findings
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.one_sided import (
     Parameters,
@@ -110,7 +109,8 @@ def conclude_live(
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         builder = matched.finding_builder(judgement, structure, isolated=True)
         gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}
-        born = isolated_findings(builder, isolation, numbers, lost, gained_keys, bool(missing))
+        attributor = Attributor.of(builder, isolation, numbers, lost, gained_keys, bool(missing))
+        born = isolated_findings(builder, attributor)
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
     if born and not missing:
@@ -123,7 +123,7 @@ def conclude_live(
     if isolation is not None and truth is not None:
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}
         found = _truth_pairs(matched, structure, rows, truth, renames)
-        precision = judge_isolated(builder, found, partial(_made_by, structure, isolation), blamed)
+        precision = judge_isolated(builder, found, attributor.attribute, blamed)
     gained = find_extra_gradients(matched, structure, explained=isolation is not None and bool(born))
     if not (born or missing or gained):
         born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
@@ -179,13 +179,6 @@ def _truth_pairs(
     others = calls_with_other_values(matched, structure, renames)
     measures = {pair: truth.measured[row] for pair, row in enumerate(rows) if row in truth.measured}
     return TruthPairs(measures, FLOAT64, truth.of_reference, dtypes, others, tuple(truth.notes()))
-
-
-def _made_by(structure: Structure, isolation: Isolation, pair: int) -> Attribution:
-    """Attribute a pair to the module itself, or to the caller if it is an input."""
-    call = structure.call_of(pair)
-    caller = isolation.caller(call) if call is not None and structure.kind[pair] == "input" else None
-    return Attribution(caller, True)
 
 
 def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:

@@ -44,11 +44,22 @@ _DIFFERENTIATED = (
 
 
 class TruthPass(Protocol):
-    """Is told when an outermost call begins and ends; see `truth.Truth`."""
+    """Takes outermost calls, and the gradients that arrive at their outputs; see `truth.Truth`."""
 
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None: ...
+    runs: bool
+    """Whether the exact copy runs: a call of the model itself then comes from the copy's code."""
 
-    def end(self, site: Site, chosen: Collection[str], raised: bool) -> None: ...
+    def begin(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None: ...
+
+    def end(self, call: ModuleCall, chosen: Collection[str], raised: bool) -> None: ...
+
+    def strays(self, site: Site) -> None: ...
+
+    def arrived(self, of: Key, gradient: Any) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 class _ReplacedInput(NamedTuple):
@@ -108,16 +119,32 @@ class Isolator(Watcher):
         self.truth: TruthPass | None = None
         """Computes the exact result of every outermost call, if it is wanted."""
 
+    def _see_end(self) -> None:
+        super()._see_end()
+        if self.truth is not None:
+            self.truth.finish()
+
     def _drop_step_hooks(self) -> None:
         super()._drop_step_hooks()
+        if self.truth is not None:
+            self.truth.forget()
         self._running.clear()
         self._arrived.clear()
         self._aliases.clear()
 
     # --- forward -----------------------------------------------------------------------------------------------
+    def _begin_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.truth is not None and self.truth.runs:
+            self.truth.strays(site)
+            return None
+        return super()._begin_call(site, args, kwargs)
+
+    def _end_call(self, site: Site, output: Any) -> Any:
+        return None if self.truth is not None and self.truth.runs else super()._end_call(site, output)
+
     def _before(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.truth is not None and self._clock.idle and not self._framework.recomputing():
-            self.truth.begin(args, kwargs, self._clock)
+            self._begin_truth(self.truth, site, args, kwargs)
         opened = open_arguments(args, kwargs, self._framework.is_tensor)
         call = self._enter(site, opened)
         if site.name not in self._sites:
@@ -138,14 +165,20 @@ class Isolator(Watcher):
         named = dict(kwargs)
         return args, swapped(named, others, self._framework.is_tensor, swaps)
 
+    def _begin_truth(self, truth: TruthPass, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._clock.backward_ran:  # all gradients of the calls before have come
+            self._record_pieces()
+            truth.finish()
+        truth.begin(site, args, kwargs, self._clock)
+
     def _after(self, site: Site, output: Any) -> Any:
-        replaced = self._replace_outputs(site, output)
-        if self.truth is not None and self._clock.idle:
-            self.truth.end(site, list(self._sites), raised=output is None)
+        call = self._clock.leave(site.name)
+        replaced = self._replace_outputs(site, call, output)
+        if self.truth is not None and self._clock.idle and call is not None and not call.recomputed:
+            self.truth.end(call, list(self._sites), raised=output is None)
         return replaced
 
-    def _replace_outputs(self, site: Site, output: Any) -> Any:
-        call = self._clock.leave(site.name)
+    def _replace_outputs(self, site: Site, call: ModuleCall | None, output: Any) -> Any:
         if site.name == "":
             self._remarks.collect()
         if call is None or site.name not in self._sites:
@@ -315,6 +348,8 @@ class Isolator(Watcher):
         """Note the gradient of an output from outside its module, before the module's own uses add to it."""
         if _GRADIENT_OF[of.kind] in self._watched_gradients:
             self._arrived[of] = gradient
+        if self.truth is not None:
+            self.truth.arrived(of, gradient)
 
     def _values(self, counterpart: Counterpart, key: Key) -> npt.NDArray[np.generic]:
         values = self._reference.values(counterpart)

@@ -1,23 +1,22 @@
-"""The truth of a check: the model's own modules in float64, each on the reference's recorded inputs.
+"""The truth of a check: the model's own modules in float64, each on the reference's recorded inputs and gradients.
 
-While the model runs, tensors that differ from the reference's are kept in their own dtype. When the outermost call
-returns, a float64 copy of the model runs on the same arguments, fed from the reference like the model itself. Each
-tensor of the copy is then the exact result of one module, or of the code of one container, and the distance of both
-sides from it is measured. The copy does not run if nothing differs.
+While the model runs, tensors that differ from the reference's are kept in their own dtype. When an outermost call and
+its backward are over, a float64 copy of the model runs on the same arguments, fed from the reference like the model
+itself (`exact_pass.py`), and then backward from the gradients that the model got. Each tensor of the copy is then the
+exact result of one module, or of the code of one container, and the distance of both sides from it is measured. The
+copy does not run if nothing differs, and runs no backward if no gradient does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.capture.clock import Clock, ModuleCall
-from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.tree import Site, Tree
 from tensortap.core.interrupts import interrupt_in
 from tensortap.core.records import Key, display_name
@@ -25,17 +24,44 @@ from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import ExactExecution
-from tensortap.isolate.comparator import Comparator
-from tensortap.isolate.isolator import Isolator
+from tensortap.isolate.exact_pass import CalledOriginal, ExactPass
 from tensortap.isolate.reference import ReferenceRecords
 from tensortap.kernels.pairs.truth import TruthMeasure, measure_truth
 
 __all__ = ["FLOAT64", "Truth"]
 
 FLOAT64 = "float64"
-_KINDS = ("input", "output")
+_FORWARD = ("input", "output")
+_BACKWARD = ("grad_input", "grad_output", "param_grad")
+_REPEATED = "a forward with several backward passes: their gradients have no truth"
 
 Array = npt.NDArray[Any]
+
+
+@dataclass
+class _OutermostCall:
+    """A call of the model, kept until its gradients are known."""
+
+    site: Site
+    copy: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    clock: Clock
+    call: ModuleCall | None = None
+    chosen: Collection[str] = ()
+    gradients: dict[str, Array] = field(default_factory=dict)
+    """Output → the gradient that arrived from outside the model."""
+    repeated: bool = False
+    """Whether gradients arrived more than once."""
+
+    @property
+    def micro(self) -> int:
+        return -1 if self.call is None else self.call.micro
+
+    def is_of(self, key: Key) -> bool:
+        """Whether a tensor is among what this call itself takes or returns."""
+        call = self.call
+        return call is not None and (key.module, key.micro, key.call) == (self.site.name, call.micro, call.number)
 
 
 class Truth:
@@ -57,82 +83,141 @@ class Truth:
         elif given != FLOAT64:
             raise UsageError(f'truth: {given!r} is neither "{FLOAT64}" nor a model')
         self._reference = reference
+        self._gradients = frozenset(_BACKWARD) & set(reference.kinds)
         self.measured: dict[int, TruthMeasure] = {}
         """Row → distances of both sides from the truth."""
         self.random: dict[str, None] = {}
         """Modules whose own code draws random numbers: they have no truth."""
         self.failures: dict[str, None] = {}
         """Why the copy could not be made, or could not run."""
+        self.unjudged: dict[str, None] = {}
+        """Modules that differ from the reference's and have no truth, because the copy failed."""
         self._differing: dict[Key, tuple[int, Array]] = {}
-        self._prepared: tuple[Any, Any, Clock] | None = None
+        self._begun: _OutermostCall | None = None
+        self._waiting: list[_OutermostCall] = []
+        """Calls whose gradients are still to come."""
+        self.runs = False
+        self._pass: ExactPass | None = None
         self.is_mask: Callable[[Key], bool] = lambda _: False
         """Returns whether a tensor of the candidate is a mask, which each model takes in its own convention."""
 
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None:
+    # --- the calls of the model --------------------------------------------------------------------------------
+    def begin(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None:
         """Copy the model and the arguments of an outermost call, before it can change either."""
-        self._differing.clear()
-        self._prepared = None
+        self._begun = None
         try:
-            twin = self._exact.exact_copy(self._model)
-            self._prepared = twin, self._exact.exact_value((args, dict(kwargs))), clock.copy()
+            copy = self._exact.exact_copy(self._model)
+            own_args, own_kwargs = self._exact.exact_value((args, dict(kwargs)))
+            self._begun = _OutermostCall(site, copy, own_args, own_kwargs, clock.copy())
         except Exception as error:
             self._note_failure("the model cannot be copied", error)
 
     def differs(self, row: int, key: Key, values: Array) -> None:
         """Keep a tensor that differs from the reference's, until its truth is known. The row is the candidate's."""
-        if key.kind in _KINDS and self._prepared is not None:
-            own = key if not self.of_reference else key._replace(module=self._rename(key.module))
-            self._differing[own] = row, np.array(values)
+        if key.kind in _FORWARD or key.kind in self._gradients:
+            self._differing[self._own(key)] = row, np.array(values)
 
-    def end(self, site: Site, chosen: Collection[str], raised: bool) -> None:
-        """Run the copy of the outermost call that returned, if anything differed in it."""
-        prepared, self._prepared = self._prepared, None
-        if prepared is None or not self._differing or raised:
+    def end(self, call: ModuleCall, chosen: Collection[str], raised: bool) -> None:
+        """Take note that the outermost call returned. Unless a backward will follow, its copy runs now."""
+        begun, self._begun = self._begun, None
+        if begun is None or raised:
+            self._give_up()
             return
-        name = self._rename(site.name) if self.of_reference else site.name
+        begun.call, begun.chosen = call, chosen
+        self._waiting.append(begun)
+        if not (self._gradients and call.autograd):
+            self.finish()
+
+    def arrived(self, of: Key, gradient: Any) -> None:
+        """Take the gradient of an output that comes from outside its module; those of an outermost call start the
+        copy's backward."""
+        for call in self._waiting:
+            if call.is_of(of):
+                call.repeated = call.repeated or of.path in call.gradients
+                call.gradients[of.path] = np.array(self._framework.host(gradient))
+
+    def finish(self) -> None:
+        """Run the copies of all calls that ended, if anything differed in them."""
+        waiting, self._waiting = self._waiting, []
+        totals = _ParameterGradients(self._framework)
+        for call in waiting:
+            if self._differing:
+                self._run(call, totals)
+        for key, gradient in totals.by_key([call.micro for call in waiting], self._differing, self._reference):
+            self._measure(gradient, key)
+        self._give_up()
+
+    def forget(self) -> None:
+        """Forget all calls, because the step is over or failed."""
+        self._begun = None
+        self._waiting.clear()
+        self._differing.clear()
+
+    # --- the float64 copy --------------------------------------------------------------------------------------
+    def _run(self, call: _OutermostCall, totals: _ParameterGradients) -> None:
+        name, chosen = call.site.name, call.chosen
         if self.of_reference:
-            chosen = [self._rename(each) for each in chosen]
-        twin, (args, kwargs), clock = prepared
-        tree = Tree(self._framework, twin)
+            name, chosen = self._rename(name), [self._rename(each) for each in chosen]
+        tree = Tree(self._framework, call.copy)
+        called = next((each for each in tree.sites if each.name == name), None)
+        if called is None:
+            self.failures[f"the truth's model has no {display_name(name)}"] = None
+            return
+        backward = any(key.kind in _BACKWARD for key in self._differing) and bool(call.gradients)
+        if backward and call.repeated:
+            self.failures[_REPEATED], backward = None, False
+        kinds = (*_FORWARD, *(self._gradients if backward else ()))
+        exact = ExactPass(self._framework, tree, chosen, kinds, call.clock, self._reference, self.is_mask)
+        self._pass = exact
+        exact.seen, exact.drew_in = self._measure, self._note_random
+        exact.parameter_gradient = totals.add
+        self.runs, before = True, dict(self.measured)
         try:
-            with ExitStack() as undo:
-                exact = _ExactPass(self, tree, chosen, clock)
-                exact.place(lambda hook: hook, undo)
-                called = next((each for each in tree.sites if each.name == name), None)
-                if called is None:
-                    self.failures[f"the truth's model has no {display_name(name)}"] = None
-                    return
-                undo.enter_context(self._exact.exactly(exact.drew))
-                called.module(*args, **kwargs)
+            exact.run(self._exact, called, (call.args, call.kwargs), call.gradients if backward else {})
+        except CalledOriginal as error:
+            self.measured = before
+            self._note_failure("the model cannot be copied", error)
         except Exception as error:
             self._note_failure("the model does not run in float64", error)
         finally:
-            self._differing.clear()
+            self.runs, self._pass = False, None
 
-    def notes(self) -> list[str]:
-        """Return what has no truth, and why."""
-        found = [f"no truth: {why}" for why in self.failures]
-        if self.random:
-            some = ", ".join(map(display_name, list(self.random)[:3])) + ", ..." * (len(self.random) > 3)
-            found.append(f"no truth for {len(self.random)} modules that draw random numbers: {some}")
-        return found
+    def strays(self, site: Site) -> None:
+        """Take note that the copy's code calls the model that it was copied from."""
+        if self._pass is not None:
+            self._pass.called_original = display_name(site.name)
 
-    def seen(self, tensor: Any, key: Key, maker: ModuleCall | None, drawn: Collection[ModuleCall]) -> None:
-        """Measure both sides against a tensor of the copy, unless random numbers went into it."""
-        wanted = self._differing.get(key)
+    def _measure(self, tensor: Any, key: Key) -> None:
+        """Measure both sides against a tensor of the copy."""
         found = self._reference.get(key)
-        if wanted is None or found is None or found.location is None:
+        if key not in self._differing or found is None or found.location is None:
             return
-        if maker is not None and maker in drawn:
-            self.random[self._rename(maker.module) if not self.of_reference else maker.module] = None
-            return
-        row, candidate = wanted
+        row, candidate = self._differing[key]
         truth = self._framework.host(tensor)
         if truth.shape == candidate.shape == found.shape and truth.dtype.kind == "f":
             self.measured[row] = measure_truth(truth, self._reference.values(found), candidate)
+        del self._differing[key]
 
-    def pass_parts(self) -> tuple[Framework, ReferenceRecords]:
-        return self._framework, self._reference
+    def _note_random(self, module: str, key: Key) -> None:
+        if self._differing.pop(key, None) is not None:
+            self.random[self._named(module)] = None
+
+    # --- what has no truth -------------------------------------------------------------------------------------
+    def notes(self) -> list[str]:
+        """Return what has no truth, and why."""
+        found = [f"no truth: {why}" for why in self.failures]
+        if self.unjudged:
+            found.append(f"not judged against {FLOAT64}: {_listed(self.unjudged)}")
+        if self.random:
+            found.append(f"no truth for {len(self.random)} modules that draw random numbers: {_listed(self.random)}")
+        return found
+
+    def _give_up(self) -> None:
+        """Forget tensors that got no truth, and note them if that is because the copy failed."""
+        if not self._waiting:
+            if self.failures:
+                self.unjudged |= {self._named(key.module): None for key in self._differing}
+            self._differing.clear()
 
     def _note_failure(self, what: str, error: Exception) -> None:
         if (interrupt := interrupt_in(error)) is not None:
@@ -140,54 +225,51 @@ class Truth:
         text = str(error).strip().splitlines() or [""]
         self.failures[f"{what} ({type(error).__name__}: {text[0][:200]})"] = None
 
+    def _own(self, key: Key) -> Key:
+        """Return the key with the name that the copy has for its module."""
+        return key._replace(module=self._rename(key.module)) if self.of_reference else key
 
-class _ExactPass(Isolator):
-    """Feeds the float64 copy from the reference, as the isolator feeds the model."""
-
-    def __init__(self, truth: Truth, tree: Tree, chosen: Collection[str], clock: Clock) -> None:
-        framework, reference = truth.pass_parts()
-        book = CoverageBook([], [], _KINDS)
-        super().__init__(
-            framework,
-            tree,
-            chosen,
-            Selection(kinds=_KINDS),
-            clock,
-            book,
-            cast(Comparator, _Recorder(self._seen, truth.is_mask)),
-            reference,
-            None,
-        )
-        self._truth = truth
-        self._drawn: list[ModuleCall] = []
-        self._left: ModuleCall | None = None
-
-    def drew(self) -> None:
-        """Note that the code of the innermost call draws random numbers."""
-        if (call := self._clock.innermost) is not None and call not in self._drawn:
-            self._drawn.append(call)
-
-    def _leave(self, site: Site, call: ModuleCall, opened: Any) -> None:
-        self._left = call
-        super()._leave(site, call, opened)
-
-    def _seen(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        maker = self._left if key.kind == "output" else self._clock.calling
-        self._truth.seen(tensor, key, maker, self._drawn)
+    def _named(self, module: str) -> str:
+        """Return the reference's name of a module of the copy."""
+        return module if self.of_reference else self._rename(module)
 
 
-class _Recorder:
-    """Takes the place of a comparator: the tensors go to `record`, the rest is of no interest."""
+class _ParameterGradients:
+    """The gradients of parameters, summed over the copies of calls that may share one backward."""
 
-    def __init__(self, record: Any, is_mask: Callable[[Key], bool]) -> None:
-        self.record = record
-        self.is_mask = is_mask
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._by_micro: dict[tuple[str, str], dict[int, Any]] = {}
 
-    def called(self, *_: Any) -> None: ...
+    def add(self, key: Key, gradient: Any) -> None:
+        found = self._by_micro.setdefault((key.module, key.path), {})
+        before = found.get(key.micro)
+        found[key.micro] = self._framework.copy(gradient) if before is None else self._framework.add(before, gradient)
 
-    def mark_forced(self, *_: Any) -> None: ...
+    def by_key(
+        self, micros: Collection[int], wanted: Collection[Key], reference: ReferenceRecords
+    ) -> list[tuple[Key, Any]]:
+        """Return the gradient of each wanted record of a parameter.
 
-    def note_detached(self, *_: Any, **__: Any) -> None: ...
+        If the calls had one backward each, there is a record for each micro step. If they shared one, there is one
+        record, of the sum. Anything in between has no truth.
+        """
+        found = []
+        for key in [key for key in wanted if key.kind == "param_grad"]:
+            gradients = self._by_micro.get((key.module, key.path), {})
+            recorded = {micro for micro in micros if reference.get(key._replace(micro=micro)) is not None}
+            if recorded == set(gradients) and key.micro in gradients:
+                found.append((key, gradients[key.micro]))
+            elif recorded == {key.micro} and gradients:
+                total, *rest = gradients.values()
+                for each in rest:
+                    total = self._framework.add(total, each)
+                found.append((key, total))
+        return found
+
+
+def _listed(modules: Collection[str]) -> str:
+    return ", ".join(map(display_name, list(modules)[:3])) + ", ..." * (len(modules) > 3)
 
 
 def _checked_model(given: Any, framework: Framework) -> Any:

@@ -18,11 +18,11 @@ from tensortap.compare.judge.random_draws import without_out_of_step
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import WRONG_STATUSES, Finding, Key
 
-__all__ = ["isolated_findings"]
+__all__ = ["Attributor", "isolated_findings"]
 
 
 @dataclass(frozen=True)
-class _Attributor:
+class Attributor:
     """Attributes wrong rows to modules."""
 
     judgement: Judgement
@@ -39,6 +39,29 @@ class _Attributor:
     """Records that only the candidate has."""
     explained: bool
     """Whether a finding reports where the gradients among these end."""
+
+    @classmethod
+    def of(
+        cls,
+        builder: FindingBuilder,
+        isolation: Isolation,
+        rows: npt.NDArray[np.int64],
+        only_reference: Collection[Key],
+        only_candidate: Collection[Key],
+        explained: bool,
+    ) -> Attributor:
+        """Return the attributor of a check.
+
+        rows: the candidate's rows of the pairs.
+        only_reference, only_candidate: records that one side alone has.
+        explained: whether another finding reports where gradients that only the reference has end.
+        """
+        numbers = rows.tolist()
+        forced = np.array([row in isolation.forced for row in numbers], bool)
+        own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
+        groups = _pairs_of_one_gradient(isolation, numbers)
+        of_pairs = builder.judgement, builder.structure, isolation, forced, own, groups
+        return cls(*of_pairs, only_reference, only_candidate, explained)
 
     def attribute(self, row: int) -> Attribution:
         """Attribute a wrong row. The caller makes the inputs of a module, and the gradients at its outputs."""
@@ -330,27 +353,10 @@ def _calls_of(keys: Collection[Key]) -> dict[tuple[int, int, str], set[int]]:
     return found
 
 
-def isolated_findings(
-    builder: FindingBuilder,
-    isolation: Isolation,
-    rows: npt.NDArray[np.int64],
-    only_reference: Collection[Key],
-    only_candidate: Collection[Key],
-    explained: bool,
-) -> list[Finding]:
-    """Return, for each module at fault on each rank, the earliest pair that shows it.
-
-    rows: the candidate's rows of the pairs.
-    only_reference, only_candidate: records that one side alone has.
-    explained: whether another finding reports where gradients that only the reference has end.
-    """
-    numbers = rows.tolist()
-    forced = np.array([row in isolation.forced for row in numbers], bool)
-    own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
-    structure, groups = builder.structure, _pairs_of_one_gradient(isolation, numbers)
-    attributor = _Attributor(
-        builder.judgement, structure, isolation, forced, own, groups, only_reference, only_candidate, explained
-    )
+def isolated_findings(builder: FindingBuilder, attributor: Attributor) -> list[Finding]:
+    """Return, for each module at fault on each rank, the earliest pair that shows it."""
+    structure, explained = builder.structure, attributor.explained
+    only_reference, only_candidate = attributor.only_reference, attributor.only_candidate
     found: list[Finding] = []
     known: set[tuple[int, str]] = set()
     optimizers: set[int] = set()

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tensortap.frameworks.torch.tensors import is_distributed
+from tensortap.frameworks.closures import rebind_functions
+from tensortap.frameworks.torch.tensors import from_numpy, is_distributed
 
 __all__ = ["TorchExactExecution"]
 
@@ -43,6 +45,7 @@ class TorchExactExecution:
         if any(is_distributed(parameter) for parameter in module.parameters()):
             raise TypeError("its parameters are distributed over several ranks")
         twin = copy.deepcopy(module).double()
+        rebind_functions(_copied(module, twin), twin.modules())
         for each in twin.modules():
             if getattr(each, "_compiled_call_impl", None) is not None:
                 each._compiled_call_impl = None
@@ -52,7 +55,8 @@ class TorchExactExecution:
     def exact_value(self, value: Any) -> Any:
         def exact(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
-                return leaf.detach().to(torch.float64) if leaf.is_floating_point() else leaf.detach().clone()
+                wide = leaf.detach().to(torch.float64, copy=True) if leaf.is_floating_point() else leaf.detach().clone()
+                return wide.requires_grad_(leaf.requires_grad)
             return copy.deepcopy(leaf)
 
         return tree_map(exact, value)
@@ -71,6 +75,12 @@ class TorchExactExecution:
                 stack.enter_context(torch.no_grad())
             stack.enter_context(_Float64(drew))
             yield
+
+
+    def exact_backward(self, starts: Sequence[tuple[torch.Tensor, npt.NDArray[Any]]]) -> None:
+        if starts:
+            gradients = [from_numpy(values).to(tensor) for tensor, values in starts]
+            torch.autograd.backward([tensor for tensor, _ in starts], gradients)
 
 
 class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to us
@@ -98,6 +108,13 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if any(argument.name == "dtype" for argument in func._schema.arguments):
             return func(*wide_args, **{**wide_kwargs, "dtype": torch.float64})  # the default dtype of a new tensor
         return tree_map(_widened, made)
+
+
+def _copied(module: torch.nn.Module, twin: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Yield the modules, parameters and buffers of a module, each with its copy."""
+    yield from zip(module.modules(), twin.modules(), strict=True)
+    yield from zip(module.parameters(), twin.parameters(), strict=True)
+    yield from zip(module.buffers(), twin.buffers(), strict=True)
 
 
 def _random_states() -> list[torch.Tensor]:
