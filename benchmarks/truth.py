@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
-from field.backward_precision import changes_of
+from field.backward_precision import changes_of, fused_attention_in_short, fused_rms_norm, is_rms_norm, short_floats
+from field.backward_precision import use_attention
 from field.further import EVERY
 from field.measuring import WITH_TRUTH, Bench
 from field.mistake import nothing
-from field.patches import Apply, trains
-from field.running import Training, training_of
+from field.patches import Apply, both, does, trains
+from field.running import training_of
 from field.settings import all_linear, linear_in_chunks, linear_summed_in_two
+from field.wrong import checkpointed
 
 TUNED = ("llama", "gpt2", "bert", "t5", "qwen2", "mistral", "vit", "opt")
 ONCE_MORE = "two halves"
@@ -39,41 +42,56 @@ ONCE_MORE = "two halves"
 HELD_OUT = ("qwen3", "phi", "gpt_neox", "roberta", "olmo2", "stablelm", "whisper", "glm4", "starcoder2", "distilbert")
 
 
-def _short(training: Training) -> None:
-    training.model.to(torch.bfloat16)
+@dataclass(frozen=True)
+class Pair:
+    """Two trainings that differ in how a gradient is computed."""
+
+    name: str
+    candidate: Apply
+    place: str | None = None
+    """The module to name; None if both are right."""
+    attention: str = "eager"
+    common: Apply = short_floats
 
 
-def _pairs(family: str) -> Iterator[tuple[str, str | None, Apply, str]]:
-    """Yield name, module to name (None for a right pair), change and attention of the candidate."""
+def _pairs(family: str) -> Iterator[Pair]:
     for change, place in changes_of(family):
-        yield change.name, place, change.apply(place, torch.bfloat16), "eager"
-        yield f"{change.name} in float32", None, change.apply(place, torch.float32), "eager"
-    yield "sums in two", None, all_linear(linear_summed_in_two(1 / 2)), "eager"
-    yield ONCE_MORE, None, all_linear(linear_in_chunks), "eager"
-    yield "two threads", None, trains(threads=2), "eager"
+        yield Pair(change.name, change.apply(place, torch.bfloat16), place)
+        yield Pair(f"{change.name} in float32", change.apply(place, torch.float32))
+    yield Pair("sums in two", all_linear(linear_summed_in_two(1 / 2)))
+    yield Pair(ONCE_MORE, all_linear(linear_in_chunks))
+    yield Pair("two threads", trains(threads=2))
+    model = training_of(family).model
+    if norms := [name for name, module in model.named_modules() if is_rms_norm(module)]:
+        yield Pair("fused norms", both(*(does(name, fused_rms_norm) for name in norms)))
+    layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    if layers and not EVERY[family].dropout:
+        yield Pair("recomputed", checkpointed(f"{layers[0]}.0"))
     if EVERY[family].attention:
-        yield "fused attention", None, nothing, "sdpa"
+        yield Pair("fused attention", nothing, attention="sdpa")
+        yield Pair("attention that is not fused", use_attention("eager"), common=fused_attention_in_short)
 
 
 def judged(bench: Bench, family: str, verbose: bool) -> Iterator[tuple[str, str]]:
-    for name, place, apply, attention in _pairs(family):
-        training = training_of(family, attention)
-        _short(training)
-        apply(training)
-        result = bench.compared(family, _short, training, WITH_TRUTH)
+    for pair in _pairs(family):
+        training = training_of(family, pair.attention)
+        pair.common(training)
+        pair.candidate(training)
+        result = bench.compared(family, pair.common, training, WITH_TRUTH)
         named = list(dict.fromkeys(birth.module for birth in result.births))
-        if name == ONCE_MORE:
+        if pair.name == ONCE_MORE:
             roundings = [birth.truth.roundings for birth in result.births if birth.truth is not None]
-            outcome = "named" if result.verdict == "imprecise" and max(roundings) < 4 else "missed"
-        elif place is None:
-            outcome = "alarm" if named or result.verdict not in ("match",) else "right"
+            kind, outcome = ONCE_MORE, "named" if result.verdict == "imprecise" and max(roundings) < 4 else "missed"
+        elif pair.place is None:
+            kind, outcome = "right pairs", "alarm" if named or result.verdict != "match" else "right"
         elif not named and not _gradients_differ(result):
-            outcome = "equal"
+            kind, outcome = "mistakes", "equal"
         else:
-            outcome = "named" if named == [place] else "wrong" if named else "missed"
+            kind, outcome = "mistakes", "named" if named == [pair.place] else "wrong" if named else "missed"
         if verbose or outcome in ("alarm", "wrong", "missed"):
-            print(f"  {outcome:6} {family} {name} at {place!r}: {named[:3]} {result.verdict}\n         {result.sentence}")
-        yield (name if name == ONCE_MORE else "right pairs" if place is None else "mistakes"), outcome
+            print(f"  {outcome}: {family} {pair.name} at {pair.place!r}: {named[:3]} {result.verdict}\n    {result.sentence}")
+            print(*(f"    {note}" for note in result.notes), sep="\n")
+        yield kind, outcome
 
 
 def _gradients_differ(result: Any) -> bool:

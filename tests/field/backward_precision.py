@@ -237,7 +237,7 @@ def _cross_entropy(dtype: torch.dtype) -> Callable[..., Tensor]:
     return cross_entropy
 
 
-def _is_rms_norm(module: nn.Module) -> bool:
+def is_rms_norm(module: nn.Module) -> bool:
     name = type(module).__name__
     return name.endswith("RMSNorm") and "Gemma" not in name and hasattr(module, "weight") and module.weight.ndim == 1
 
@@ -251,6 +251,27 @@ def _is_attention(module: nn.Module) -> bool:
 
 def _is_product(module: nn.Module) -> bool:
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def short_floats(training: Training) -> None:
+    """Convert the model to bfloat16."""
+    training.model.to(torch.bfloat16)
+
+
+def use_attention(implementation: str) -> Apply:
+    """Let a model of transformers use another implementation of attention."""
+    return lambda training: training.model.set_attn_implementation(implementation)
+
+
+def fused_attention_in_short(training: Training) -> None:
+    """Convert the model to bfloat16, and fuse its attention."""
+    short_floats(training)
+    use_attention("sdpa")(training)
+
+
+def fused_rms_norm(self: Any, x: Tensor) -> Tensor:
+    """The norm by torch's own function."""
+    return F.rms_norm(x, self.weight.shape, self.weight, getattr(self, "variance_epsilon", None) or self.eps)
 
 
 @dataclass(frozen=True)
@@ -292,9 +313,9 @@ CHANGES = (
     BackwardChange("weight gradient summed over parts", _is_product, _linear(weight=True)),
     BackwardChange("bias gradient summed over rows", _has_bias, _linear(bias=True)),
     BackwardChange("input gradient summed over parts", _is_product, _linear(input=True)),
-    BackwardChange("backward of RMSNorm by hand", _is_rms_norm, _by_formula),
+    BackwardChange("backward of RMSNorm by hand", is_rms_norm, _by_formula),
     BackwardChange("backward of LayerNorm by hand", _is_layer_norm, _by_formula),
-    BackwardChange("weight gradient of RMSNorm summed over rows", _is_rms_norm, _norm_weight),
+    BackwardChange("weight gradient of RMSNorm summed over rows", is_rms_norm, _norm_weight),
     BackwardChange("backward of the activation by hand", lambda m: type(m).__name__ in ACTIVATIONS, _by_formula),
     BackwardChange("backward of softmax", _is_attention, _during(F, "softmax", _softmax)),
     BackwardChange("products of attention in parts", _is_attention, _during(torch, "matmul", _matmul)),

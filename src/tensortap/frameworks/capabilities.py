@@ -266,10 +266,14 @@ class ExactExecution(Protocol):
     def exact_value(self, value: Any) -> Any:
         """Return a copy of nested arguments, with floating-point tensors in float64. Raise if one cannot be copied."""
 
-    def exactly(self, drew: Callable[[], None], autograd: bool = False) -> AbstractContextManager[None]:
+    def exactly(
+        self, drew: Callable[[], None], autograd: bool = False, rounded: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[None]:
         """Return a block in which every operation computes in float64, without autocast and, unless asked, autograd.
 
         `drew` is called for every operation that draws random numbers. Their state is restored after the block.
+        `rounded` is called with the name of each operation that has no kernel for float64 and runs in a shorter dtype;
+        without it, such an operation raises its error.
         """
 
     def exact_backward(self, starts: Sequence[tuple[Any, npt.NDArray[np.generic]]]) -> None:

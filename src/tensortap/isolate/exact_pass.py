@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import numpy.typing as npt
@@ -48,14 +49,16 @@ class ExactPass(Isolator):
         book = CoverageBook([], [], kinds)
         super().__init__(framework, tree, chosen, Selection(kinds=kinds), clock, book, receiver, reference, None)
         self.seen: Callable[[Any, Key], None] = lambda *_: None
-        """Called with each exact input, output and gradient, unless random numbers went into it."""
+        """Called with each exact input, output and gradient, unless it is not exact."""
         self.parameter_gradient: Callable[[Key, Any], None] = lambda *_: None
-        """Called with the gradient of each parameter, unless random numbers went into it."""
-        self.drew_in: Callable[[str, Key], None] = lambda *_: None
-        """Called with the module whose code drew random numbers, and with the tensor that they went into."""
+        """Called with the gradient of each parameter, unless it is not exact."""
+        self.spoilt: Callable[[str, Key, str], None] = lambda *_: None
+        """Called with a module whose result is not exact, a tensor that it made, and the operation that has no float64
+        kernel, which is empty if the code draws random numbers."""
         self.called_original = ""
         """A module of the model itself that the copy's code calls."""
-        self._drawn: dict[_CallId, None] = {}
+        self._spoilt: dict[_CallId, str] = {}
+        """Calls whose result is not exact → the operation that has no float64 kernel, or "" for random numbers."""
         self._left: _CallId | None = None
         self._callers: dict[_CallId, _CallId | None] = {}
         self._started: Collection[str] = ()
@@ -73,7 +76,7 @@ class ExactPass(Isolator):
         self._started = frozenset(gradients)
         with ExitStack() as undo:
             self.place(lambda hook: hook, undo)
-            undo.enter_context(exact.exactly(self._draw, autograd=bool(gradients)))
+            undo.enter_context(exact.exactly(partial(self._spoil, ""), bool(gradients), self._spoil))
             output = called.module(*args, **kwargs)
             tensors = dict(open_value(output, self._framework.is_tensor).tensors)
             del output
@@ -83,10 +86,10 @@ class ExactPass(Isolator):
             exact.exact_backward([each for each in starts if self._framework.requires_gradient(each[0])])
             self._record_pieces()
 
-    def _draw(self) -> None:
-        """Note that the code of the innermost call draws random numbers."""
+    def _spoil(self, operation: str) -> None:
+        """Note that the code of the innermost call is not exact; in backward, its forward was not, either."""
         if (call := self._clock.innermost) is not None:
-            self._drawn[_id_of(call)] = None
+            self._spoilt.setdefault(_id_of(call), operation)
 
     def _enter(self, site: Site, opened: Opened) -> ModuleCall:
         call = super()._enter(site, opened)
@@ -112,9 +115,9 @@ class ExactPass(Isolator):
     def _show(self, tensor: Any, key: Key) -> None:
         if key.kind == "grad_output" and self._from_outside:
             return
-        drawn = [maker for maker in self._makers(key) if maker is not None and maker in self._drawn]
-        if drawn:
-            self.drew_in(drawn[0][0], key)
+        spoilt = [maker for maker in self._makers(key) if maker is not None and maker in self._spoilt]
+        if spoilt:
+            self.spoilt(spoilt[0][0], key, self._spoilt[spoilt[0]])
         elif key.kind == "param_grad":
             self.parameter_gradient(key, tensor)
         else:
@@ -137,7 +140,7 @@ class ExactPass(Isolator):
         if "grad_input" in self._watched_gradients:
             return [self._callers.get(own)]
         # The modules that got the output sent its gradient, and nothing replaced that.
-        return [self._callers.get(own), *self._drawn]
+        return [self._callers.get(own), *self._spoilt]
 
 
 class _Receiver:

@@ -88,6 +88,8 @@ class Truth:
         """Row → distances of both sides from the truth."""
         self.random: dict[str, None] = {}
         """Modules whose own code draws random numbers: they have no truth."""
+        self.rounded: dict[str, dict[str, None]] = {}
+        """Operations that have no float64 kernel → modules whose own code runs them: they have no truth, either."""
         self.failures: dict[str, None] = {}
         """Why the copy could not be made, or could not run."""
         self.unjudged: dict[str, None] = {}
@@ -169,7 +171,7 @@ class Truth:
         kinds = (*_FORWARD, *(self._gradients if backward else ()))
         exact = ExactPass(self._framework, tree, chosen, kinds, call.clock, self._reference, self.is_mask)
         self._pass = exact
-        exact.seen, exact.drew_in = self._measure, self._note_random
+        exact.seen, exact.spoilt = self._measure, self._note_spoilt
         exact.parameter_gradient = totals.add
         self.runs, before = True, dict(self.measured)
         try:
@@ -198,8 +200,12 @@ class Truth:
             self.measured[row] = measure_truth(truth, self._reference.values(found), candidate)
         del self._differing[key]
 
-    def _note_random(self, module: str, key: Key) -> None:
-        if self._differing.pop(key, None) is not None:
+    def _note_spoilt(self, module: str, key: Key, operation: str) -> None:
+        if self._differing.pop(key, None) is None:
+            return
+        if operation:
+            self.rounded.setdefault(operation, {})[self._named(module)] = None
+        else:
             self.random[self._named(module)] = None
 
     # --- what has no truth -------------------------------------------------------------------------------------
@@ -210,6 +216,8 @@ class Truth:
             found.append(f"not judged against {FLOAT64}: {_listed(self.unjudged)}")
         if self.random:
             found.append(f"no truth for {len(self.random)} modules that draw random numbers: {_listed(self.random)}")
+        for operation, modules in self.rounded.items():
+            found.append(f"not judged, because {operation} has no {FLOAT64} kernel: {_listed(modules)}")
         return found
 
     def _give_up(self) -> None:

@@ -25,9 +25,7 @@ def describe_less_exact(findings: Sequence[Finding], several: bool) -> str:
     assert truth is not None
     owner = display_name(first.module)
     name = f"The own code of {owner}" if first.container is not None else owner + (f" ({first.cls})" * bool(first.cls))
-    value = f"its {key.kind} {key.path}"
-    if first.container is not None:
-        value = f"what it hands to {display_name(key.module)} (input {key.path})"
+    value = _value(first)
     where = f"step {key.step}" + f", rank {first.rank}" * several
     text = CAUSES[first.cause].sentence.format(
         name=name, how=_roundings(truth), where=where, value=value, truth=truth.of, distances=_distances(truth)
@@ -36,6 +34,17 @@ def describe_less_exact(findings: Sequence[Finding], several: bool) -> str:
     if others:
         text += f" So {'are' if len(others) > 1 else 'is'} {listed(others, _MOST_NAMED)}."
     return text
+
+
+def _value(finding: Finding) -> str:
+    """Name the value that is less exact."""
+    key = finding.key
+    if finding.container is None or key.kind == "param_grad":
+        of = "" if finding.container is None else f" of {display_name(key.module)}"
+        return f"{'the' if of else 'its'} {key.kind} {key.path}{of}"
+    if key.kind == "grad_output":
+        return f"the gradient that it sends back to {display_name(key.module)} (grad_output {key.path})"
+    return f"what it hands to {display_name(key.module)} (input {key.path})"
 
 
 def describe_truth(truth: TruthErrors | None) -> str:

@@ -25,6 +25,7 @@ from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.paddle.calls import on_call
+from tensortap.frameworks.paddle.exact import PaddleExactExecution
 from tensortap.frameworks.paddle.graph import UseCounts, can_hook, consumers, in_order, inside_backward
 from tensortap.frameworks.paddle.optimizers import PaddleOptimizers
 from tensortap.frameworks.paddle.random_states import random_states
@@ -94,7 +95,7 @@ def _flags() -> dict[str, Any]:
     return {name.removeprefix("FLAGS_"): value for name, value in found.items()}
 
 
-class Paddle(PaddleSubstitution, PaddleOptimizers, FrameworkBase):
+class Paddle(PaddleSubstitution, PaddleExactExecution, PaddleOptimizers, FrameworkBase):
     """paddle.nn.Layer, paddle.Tensor and paddle's autograd."""
 
     name = "paddle"

@@ -15,7 +15,7 @@ from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import GradientReplacer
 from tensortap.frameworks.paddle.static import uncompiled
 
-__all__ = ["PaddleSubstitution"]
+__all__ = ["PaddleSubstitution", "tensor_like"]
 
 
 class PaddleSubstitution:
@@ -27,7 +27,7 @@ class PaddleSubstitution:
 
         def fresh() -> Any:
             name = str(tensor.dtype).removeprefix("paddle.")
-            return _tensor(dtypes.with_range_ends_of(name, values), tensor)
+            return tensor_like(dtypes.with_range_ends_of(name, values), tensor)
 
         if paddle.is_grad_enabled() and not tensor.stop_gradient:
             return _PaddleSubstitute.apply(tensor, fresh, replacer)
@@ -42,7 +42,7 @@ class PaddleSubstitution:
             if gradient is None:  # an output that the loss does not use
                 return None
             values = uncompiled(replacer, gradient)
-            return None if values is None else _tensor(values, gradient)
+            return None if values is None else tensor_like(values, gradient)
 
         number, reference = tensor.register_hook(hook)._hook_id, weakref.ref(tensor)
 
@@ -85,7 +85,7 @@ class PaddleSubstitution:
     def run_backward(self, tensors: Sequence[Any]) -> None:
         random = np.random.default_rng(0)
         gradients = [
-            _tensor(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
+            tensor_like(random.standard_normal(tuple(tensor.shape)) if tensor.ndim else np.ones(()), tensor)
             for tensor in tensors
         ]
         if tensors:
@@ -93,7 +93,7 @@ class PaddleSubstitution:
 
     def fill(self, tensor: Any, values: npt.NDArray[np.generic], recast: bool = False) -> None:
         with paddle.no_grad():
-            tensor.set_value(_tensor(values, tensor))
+            tensor.set_value(tensor_like(values, tensor))
 
 
 class _PaddleSubstitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is untyped to us
@@ -108,10 +108,10 @@ class _PaddleSubstitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddl
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         values = None if gradient is None else uncompiled(ctx.replacer, gradient)
-        return gradient if values is None else _tensor(values, gradient)
+        return gradient if values is None else tensor_like(values, gradient)
 
 
-def _tensor(values: npt.NDArray[np.generic], like: Any) -> Any:
+def tensor_like(values: npt.NDArray[np.generic], like: Any) -> Any:
     """Return the values in new memory, with the dtype and device of another tensor."""
     if dtypes.name_of(values.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         values = values.astype(np.float32)  # float32 represents every number of a shorter dtype

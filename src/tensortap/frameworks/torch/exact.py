@@ -6,7 +6,8 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _LOW = frozenset(
     for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
     if (dtype := getattr(torch, name, None)) is not None
 )
+_FALLBACKS = (torch.float32, torch.bfloat16)
+"""Dtypes of operations that have no float64 kernel, as grouped products and attention of other libraries."""
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -34,8 +37,9 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_COMPUTING_HOOKS = "torch.nn.utils."
-"""Package of hooks that compute weights, as those of the older weight_norm do; others only observe."""
+_COMPUTING_HOOKS = ("torch.nn.utils.", "transformers.")
+"""Packages of hooks that a forward needs: those of the older weight_norm compute weights, those of transformers collect
+hidden states and router scores, of which a loss is made. Others only observe."""
 
 
 class TorchExactExecution:
@@ -62,7 +66,9 @@ class TorchExactExecution:
         return tree_map(exact, value)
 
     @contextmanager
-    def exactly(self, drew: Callable[[], None], autograd: bool = False) -> Iterator[None]:
+    def exactly(
+        self, drew: Callable[[], None], autograd: bool = False, rounded: Callable[[str], None] | None = None
+    ) -> Iterator[None]:
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         states = random.getstate(), np.random.get_state()
         with ExitStack() as stack:
@@ -73,7 +79,7 @@ class TorchExactExecution:
                 stack.enter_context(torch.autocast(device, enabled=False))
             if not autograd:
                 stack.enter_context(torch.no_grad())
-            stack.enter_context(_Float64(drew))
+            stack.enter_context(_Float64(drew, rounded))
             yield
 
 
@@ -90,9 +96,9 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     tensor of a shorter dtype in place changes a copy, so that nothing outside is touched.
     """
 
-    def __init__(self, drew: Callable[[], None]) -> None:
+    def __init__(self, drew: Callable[[], None], rounded: Callable[[str], None] | None) -> None:
         super().__init__()
-        self._drew = drew
+        self._drew, self._rounded = drew, rounded
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,7 +106,7 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         wide_args, wide_kwargs = tree_map(_widened, args), tree_map(_widened, dict(kwargs or {}))
         may_draw = torch.Tag.nondeterministic_seeded in func.tags  # attention has the tag also without dropout
         before = _random_states() if may_draw else []
-        made = func(*wide_args, **wide_kwargs)
+        made = self._call(func, wide_args, wide_kwargs)
         if may_draw and any(not torch.equal(*each) for each in zip(before, _random_states(), strict=True)):
             self._drew()
         if not any(isinstance(leaf, torch.Tensor) and leaf.dtype in _LOW for leaf in tree_leaves(made)):
@@ -108,6 +114,20 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if any(argument.name == "dtype" for argument in func._schema.arguments):
             return func(*wide_args, **{**wide_kwargs, "dtype": torch.float64})  # the default dtype of a new tensor
         return tree_map(_widened, made)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation in float64; in a shorter dtype if it has no kernel for that, where `rounded` is told."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if self._rounded is None:
+                raise
+            for dtype in _FALLBACKS:
+                with suppress(RuntimeError):
+                    made = func(*tree_map(partial(_narrowed, dtype), args), **tree_map(partial(_narrowed, dtype), kwargs))
+                    self._rounded(func.name())
+                    return made
+            raise
 
 
 def _copied(module: torch.nn.Module, twin: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
@@ -128,8 +148,14 @@ def _widened(leaf: Any) -> Any:
     return torch.float64 if isinstance(leaf, torch.dtype) and leaf in _LOW else leaf
 
 
+def _narrowed(dtype: torch.dtype, leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(dtype) if leaf.dtype == torch.float64 else leaf
+    return dtype if leaf is torch.float64 else leaf
+
+
 def _drop_hooks(module: torch.nn.Module) -> None:
-    """Remove the hooks that a copy has inherited, but for those that compute its weights."""
+    """Remove the hooks that a copy has inherited, but for those that its forward needs."""
     for attribute in _HOOKS:
         hooks = getattr(module, attribute, None) or {}
         for number, hook in list(hooks.items()):
