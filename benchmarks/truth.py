@@ -4,9 +4,9 @@
     python benchmarks/truth.py --models llama gpt2 -v
     python benchmarks/truth.py --held-out             # families on which no bound was chosen
 
-Everything is in bfloat16. A mistake computes the gradients of one module in bfloat16 throughout; the right pairs compute
-them by hand in float32, sum products in other orders, run other kernels, or recompute. "named": the first module named
-is that one, and no other. A pair in which the change leaves the gradients as they are, bit for bit, is not counted.
+Everything is in bfloat16. A mistake computes the gradients of one module in bfloat16 throughout; the right pairs
+compute them by hand in float32, sum products in other orders, run other kernels, or recompute. "named": the first
+module named is that one, and no other. "equal": the change leaves the gradients as they are, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
-from field.backward_precision import changes_of, fused_attention_in_short, fused_rms_norm, is_rms_norm, short_floats
-from field.backward_precision import use_attention
+from field.backward_precision import (
+    changes_of,
+    fused_attention_in_short,
+    fused_rms_norm,
+    is_rms_norm,
+    short_floats,
+    use_attention,
+)
 from field.further import EVERY
 from field.measuring import WITH_TRUTH, Bench
 from field.mistake import nothing
@@ -89,7 +95,9 @@ def judged(bench: Bench, family: str, verbose: bool) -> Iterator[tuple[str, str]
         else:
             kind, outcome = "mistakes", "named" if named == [pair.place] else "wrong" if named else "missed"
         if verbose or outcome in ("alarm", "wrong", "missed"):
-            print(f"  {outcome}: {family} {pair.name} at {pair.place!r}: {named[:3]} {result.verdict}\n    {result.sentence}")
+            print(
+                f"  {outcome}: {family} {pair.name} at {pair.place!r}: {named[:3]} {result.verdict}\n    {result.sentence}"
+            )
             print(*(f"    {note}" for note in result.notes), sep="\n")
         yield kind, outcome
 
@@ -112,7 +120,9 @@ def main() -> None:
             counted = Counter(judged(bench, family, options.verbose))
             bench.forget()
             total += counted
-            print(family, {f"{kind} {outcome}": count for (kind, outcome), count in sorted(counted.items())}, flush=True)
+            print(
+                family, {f"{kind} {outcome}": count for (kind, outcome), count in sorted(counted.items())}, flush=True
+            )
     print("all", {f"{kind} {outcome}": count for (kind, outcome), count in sorted(total.items())})
 
 

@@ -17,7 +17,7 @@ from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
-from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors, display_name
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding, TruthErrors, display_name
 from tensortap.kernels.pairs.truth import TruthMeasure
 
 __all__ = [
@@ -57,6 +57,7 @@ _LEAST_ELEMENTS = 256
 _LEAST_ACCUMULATED, _LEAST_ROUNDINGS = 1.1, 0.7
 """In free runs: the least ratio, and the least number of roundings more. Chunked sums move the ratio by 0.02."""
 _FLOWING = ("input", "output")
+_MOVING = (*_FLOWING, *GRADIENT_KINDS)
 _MOST_NOISE = 0.1
 """If even the nearer side is this far off, the value is what is left when larger ones cancel: a bias before a norm, the
 bias of a key. Rounding decides its size, and how often a side rounds cannot be told. Sums of 100 tokens that do not
@@ -206,24 +207,62 @@ def judge_free(
     for pair, found in sorted(pairs.errors.items()):
         if elements(pair) < _LEAST_ELEMENTS or _is_cast(pairs, pair):
             continue
-        sources = [each for each in structure.sources(pair) if structure.kind[each] in _FLOWING and each < pair]
-        if not sources or any(each not in pairs.errors for each in sources):
-            continue
-        before = max(1.0, *(pairs.errors[each].ratio for each in sources))
-        least, unit = least_ratio(pairs, pair), one_rounding(*pairs.dtypes(pair))
-        if (
-            unit is not None and least == LEAST_RATIO
-        ):  # earlier errors dilute the ratio, but not the number of roundings
-            least = _LEAST_ACCUMULATED
-        least = max(least, 1 + _BARS * found.bar)
-        own = found.candidate**2 - (before * found.reference) ** 2
-        if found.ratio < least * before or own < _LEAST_ROUNDINGS * (unit or 0.0) ** 2:
+        if pairs.is_gradient(pair):
+            least = _least_of_gradient(builder, pairs, pair, elements(pair))
+        else:
+            least = _least_of_value(structure, pairs, pair)
+        if least is None:
             continue
         attribution = attribute(pair)
         place = structure.scope[pair][0], builder.module_to_blame(pair, attribution)
-        if place not in findings:
+        if place not in findings and not attribution.from_outside:
             findings[place] = less_exact(builder.build(pair, attribution, pair), found, least)
     return Precision(list(findings.values()), pairs.errors, pairs.notes)
+
+
+def _least_of_value(structure: Structure, pairs: TruthPairs, pair: int) -> float | None:
+    """Return the ratio that an input or output exceeds beyond its sources; None if it does not."""
+    found = pairs.errors[pair]
+    sources = [each for each in structure.sources(pair) if structure.kind[each] in _FLOWING and each < pair]
+    if not sources or any(each not in pairs.errors for each in sources):
+        return None
+    before = max(1.0, *(pairs.errors[each].ratio for each in sources))
+    least, unit = least_ratio(pairs, pair), one_rounding(*pairs.dtypes(pair))
+    if unit is not None and least == LEAST_RATIO:  # earlier errors dilute the ratio, but not the number of roundings
+        least = _LEAST_ACCUMULATED
+    least = max(least, 1 + _BARS * found.bar)
+    own = found.candidate**2 - (before * found.reference) ** 2
+    return None if found.ratio < least * before or own < _LEAST_ROUNDINGS * (unit or 0.0) ** 2 else least
+
+
+def _least_of_gradient(builder: FindingBuilder, pairs: TruthPairs, pair: int, elements: int) -> float | None:
+    """Return the ratio that a gradient exceeds; None if it does not, or if its sources differ.
+
+    The error of a gradient is that of the whole forward and of the backward so far, and moves at random if any of it
+    differs: by 1.5 times between fused attention and another. Where all its sources are equal bit for bit, the sides
+    have the same error but for what this module has added. A part that is independent of it adds up in squares; by
+    chance the sum is off by the product of both, over the root of the number of elements.
+    """
+    found, difference = pairs.errors[pair], builder.difference_of(pair)
+    if difference is None or not found.exact or _is_noise(found) or not _has_equal_sources(builder, pair):
+        return None
+    unit = one_rounding(*pairs.dtypes(pair))
+    if unit is None:
+        return _LEAST_OF_LONG if found.ratio >= _LEAST_OF_LONG else None
+    own = found.candidate**2 - found.reference**2
+    by_chance = 2 * found.reference * difference.rel_l2 / elements**0.5
+    return 1.0 if own >= max(_LEAST_ROUNDINGS * unit**2, _VERY_CERTAIN * by_chance) else None
+
+
+def _has_equal_sources(builder: FindingBuilder, pair: int) -> bool:
+    """Whether all that a gradient was made from is equal on both sides, bit for bit."""
+    structure, status = builder.structure, builder.judgement.status
+    sources = {each for each in structure.sources(pair) if structure.kind[each] in _MOVING}
+    for call in structure.made_in(pair):
+        if structure.kind[pair] == "grad_output":  # what the users of the output sent back
+            sources |= set(call.of("grad_input"))
+        sources |= {*call.of(*_FLOWING), *(row for child in call.children for row in child.of(*_MOVING))}
+    return bool(sources) and all(status[each] == "equal" for each in sources - {pair})
 
 
 def less_exact(finding: Finding, truth: TruthErrors, least: float) -> Finding:
@@ -240,8 +279,8 @@ def _is_noise(errors: TruthErrors) -> bool:
 def _is_recorded_as_one_sum(structure: Structure, pair: int) -> bool:
     """Whether a pair is the gradient of an input that several modules inside use.
 
-    In an isolated run the candidate adds up the recorded gradients of these modules, and the reference's was recorded as
-    one sum of all uses, so that the reference seems to round more often.
+    In an isolated run the candidate adds up the recorded gradients of these modules. The reference's was recorded as one
+    sum of all uses, so that it seems to round more often.
     """
     call = structure.call_of(pair) if structure.kind[pair] == "grad_input" else None
     return call is not None and bool(call.children)

@@ -17,14 +17,14 @@ from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.tensors import measure_tensors
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.sources import open_source
-from tensortap.core.records import TruthErrors
+from tensortap.core.records import GRADIENT_KINDS, TruthErrors
 from tensortap.errors import UsageError
 
 __all__ = ["truth_of"]
 
 TruthDtypes = Callable[[int], tuple[str, str]]
 
-_KINDS = ("input", "output")
+_FORWARD = ("input", "output")
 _WORDS = "truth run's"
 _LEAST_SHARE = 0.1
 
@@ -36,7 +36,7 @@ def truth_of(
     opened: ExitStack,
     engine: Engine | None = None,
 ) -> TruthPairs | None:
-    """Return the distances of both sides from the run `truth`, for inputs and outputs that it has, too.
+    """Return the distances of both sides from the run `truth`, for inputs, outputs and gradients that it has, too.
 
     other_values: whether the call of a pair returns other values than the reference's.
     """
@@ -48,18 +48,20 @@ def truth_of(
     placed = align(left, truth)
     rows = np.full(len(left), -1, np.int64)
     rows[placed.reference] = placed.candidate
-    forward = left.kind.among(_KINDS)[alignment.reference]
-    chosen = np.flatnonzero(forward & (rows[alignment.reference] >= 0))
-    if len(chosen) < _LEAST_SHARE * max(1, int(forward.sum())):
+    known = rows[alignment.reference] >= 0
+    forward, gradients = (left.kind.among(kinds)[alignment.reference] for kinds in (_FORWARD, GRADIENT_KINDS))
+    chosen = np.flatnonzero((forward | gradients) & known)
+    if (found := int((forward & known).sum())) < _LEAST_SHARE * max(1, int(forward.sum())):
         raise UsageError(
-            f"truth: {run.path} has {len(chosen):,} of the {int(forward.sum()):,} inputs and outputs to compare; "
+            f"truth: {run.path} has {found:,} of the {int(forward.sum()):,} inputs and outputs to compare; "
             "capture the reference's model in float32 or float64 on the same batch, with the same names"
         )
     _check_longer(truth, left, rows[alignment.reference[chosen]], alignment.reference[chosen])
     sides = ((left, alignment.reference[chosen]), (matched.candidate, alignment.candidate[chosen]))
     ours, theirs = (_measure(truth, rows[alignment.reference[chosen]], *side, options, engine) for side in sides)
     dtypes = _dtypes(matched)
-    return TruthPairs({}, _WORDS, None, dtypes, other_values, errors=_errors(chosen, ours, theirs, dtypes))
+    errors = _errors(chosen, ours, theirs, dtypes)
+    return TruthPairs({}, _WORDS, None, dtypes, other_values, gradients.tolist().__getitem__, errors=errors)
 
 
 def _measure(

@@ -42,9 +42,7 @@ class PaddleExactExecution:
         if any(parameter.is_dist() for parameter in module.parameters()):
             raise TypeError("its parameters are distributed over several ranks")
         twin = copy.deepcopy(module)
-        pairs = zip(module.sublayers(include_self=True), twin.sublayers(include_self=True), strict=True)
-        pairs = [*pairs, *_copied(module, twin)]
-        rebind_functions(pairs, twin.sublayers(include_self=True))
+        rebind_functions(_copied(module, twin), twin.sublayers(include_self=True))
         for each in twin.sublayers(include_self=True):
             _widen_state(each)
             for attribute in _HOOKS:
@@ -170,7 +168,8 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _copied(module: Any, twin: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parameters and buffers of a layer, each with its copy."""
+    """Yield the layers, parameters and buffers of a layer, each with its copy."""
+    yield from zip(module.sublayers(include_self=True), twin.sublayers(include_self=True), strict=True)
     yield from zip(module.parameters(), twin.parameters(), strict=True)
     yield from zip(module.buffers(), twin.buffers(), strict=True)
 

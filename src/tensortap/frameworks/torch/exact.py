@@ -82,7 +82,6 @@ class TorchExactExecution:
             stack.enter_context(_Float64(drew, rounded))
             yield
 
-
     def exact_backward(self, starts: Sequence[tuple[torch.Tensor, npt.NDArray[Any]]]) -> None:
         if starts:
             gradients = [from_numpy(values).to(tensor) for tensor, values in starts]
@@ -124,7 +123,9 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
                 raise
             for dtype in _FALLBACKS:
                 with suppress(RuntimeError):
-                    made = func(*tree_map(partial(_narrowed, dtype), args), **tree_map(partial(_narrowed, dtype), kwargs))
+                    made = func(
+                        *tree_map(partial(_narrowed, dtype), args), **tree_map(partial(_narrowed, dtype), kwargs)
+                    )
                     self._rounded(func.name())
                     return made
             raise
