@@ -95,10 +95,8 @@ def judged(bench: Bench, family: str, verbose: bool) -> Iterator[tuple[str, str]
         else:
             kind, outcome = "mistakes", "named" if named == [pair.place] else "wrong" if named else "missed"
         if verbose or outcome in ("alarm", "wrong", "missed"):
-            print(
-                f"  {outcome}: {family} {pair.name} at {pair.place!r}: {named[:3]} {result.verdict}\n    {result.sentence}"
-            )
-            print(*(f"    {note}" for note in result.notes), sep="\n")
+            print(f"  {outcome}: {family}, {pair.name} at {pair.place!r}: {named[:3]}, {result.verdict}")
+            print(*(f"    {line}" for line in (result.sentence, *result.notes)), sep="\n")
         yield kind, outcome
 
 

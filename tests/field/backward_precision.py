@@ -274,6 +274,10 @@ def fused_rms_norm(self: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, self.weight.shape, self.weight, getattr(self, "variance_epsilon", None) or self.eps)
 
 
+def _rounds_before_weight(module: nn.Module) -> bool:
+    return is_rms_norm(module) and "Olmo" not in type(module).__name__
+
+
 @dataclass(frozen=True)
 class BackwardChange:
     """A way to compute gradients, in a dtype."""
@@ -315,7 +319,7 @@ CHANGES = (
     BackwardChange("input gradient summed over parts", _is_product, _linear(input=True)),
     BackwardChange("backward of RMSNorm by hand", is_rms_norm, _by_formula),
     BackwardChange("backward of LayerNorm by hand", _is_layer_norm, _by_formula),
-    BackwardChange("weight gradient of RMSNorm summed over rows", is_rms_norm, _norm_weight),
+    BackwardChange("weight gradient of RMSNorm summed over rows", _rounds_before_weight, _norm_weight),
     BackwardChange("backward of the activation by hand", lambda m: type(m).__name__ in ACTIVATIONS, _by_formula),
     BackwardChange("backward of softmax", _is_attention, _during(F, "softmax", _softmax)),
     BackwardChange("products of attention in parts", _is_attention, _during(torch, "matmul", _matmul)),

@@ -227,6 +227,174 @@ def test_a_model_that_does_not_run_in_float64_has_no_truth(reference: Path) -> N
     result = check(changed(lambda model: setattr(model.norm, "__class__", Picky)), reference)
     assert result.verdict == "match"
     assert any("does not run in float64 (AssertionError: bfloat16 only" in note for note in result.notes)
+    assert "Whether norm" in result.sentence and "is not judged: no truth." in result.sentence
+
+
+class ByHand(torch.autograd.Function):
+    """A product whose weight gradient is summed over eight parts, in some dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dtype = dtype
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight = ctx.saved_tensors
+        parts = zip(gradient.flatten(0, 1).chunk(8), x.flatten(0, 1).chunk(8), strict=True)
+        total: Any = sum(one.to(ctx.dtype).T @ other.to(ctx.dtype) for one, other in parts)
+        return gradient @ weight, total.to(weight.dtype), None
+
+
+def backward_by_hand(dtype: torch.dtype) -> Callable[[Net], None]:
+    def change(model: Net) -> None:
+        inner = model.attention.out  # a name of the original in a closure, which a copy must not call
+        inner.forward = lambda x: ByHand.apply(x, inner.weight, dtype)
+
+    return change
+
+
+class SoftmaxByHand(torch.autograd.Function):
+    """A softmax whose backward is not upcast."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        shares = scores.softmax(-1, dtype=torch.float32)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        shares, gradient = ctx.saved_tensors[0].bfloat16(), gradient.bfloat16()
+        return (gradient - (gradient * shares).sum(-1, keepdim=True)) * shares
+
+
+class CoarseBackward(Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(SoftmaxByHand.apply(q @ k.transpose(1, 2) * 0.1).to(x.dtype) @ v)
+
+
+def test_a_backward_that_sums_in_bfloat16_is_named(reference: Path) -> None:
+    model = changed(backward_by_hand(torch.bfloat16))
+    result = check(model, reference)
+    assert result.verdict == "imprecise" and result.first is not None and result.first.truth is not None
+    assert [(birth.module, birth.key.kind) for birth in result.births] == [("attention.out", "param_grad")]
+    assert 1.5 < result.first.truth.ratio < 4
+    assert "its param_grad weight is" in result.sentence and "from the float64 result" in result.sentence
+    swapped = check(build(), capture(model, reference.parent / "coarse"))
+    assert swapped.verdict == "match"
+    assert any("the candidate is the more exact one in attention.out" in note for note in swapped.notes)
+
+
+def test_the_same_backward_with_longer_sums_matches(reference: Path) -> None:
+    result = check(changed(backward_by_hand(torch.float32)), reference)
+    assert result.verdict == "match" and not result.births and not result.notes
+
+
+def test_a_copy_that_calls_the_model_itself_has_no_truth(reference: Path) -> None:
+    def change(model: Net) -> None:
+        holder = {"layer": model.attention.qkv}
+        model.attention.forward = lambda x: (
+            Attention.forward(model.attention, x)
+            if holder["layer"](x) is x
+            else (model.attention.out(holder["layer"](x).chunk(3, -1)[2]))
+        )
+
+    left = []
+    for truth in (None, "float64"):
+        model = changed(change)
+        result = check(model, reference, truth)
+        left.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*left, strict=True))
+    assert any("the copy still calls attention.qkv of the model itself" in note for note in result.notes)
+
+
+def test_a_softmax_whose_backward_is_not_upcast_is_named(reference: Path) -> None:
+    result = check(changed(lambda model: setattr(model.attention, "__class__", CoarseBackward)), reference)
+    assert [(birth.module, birth.key.kind) for birth in result.births] == [("attention", "grad_output")]
+    assert "the gradient that it sends back to attention.qkv (grad_output 0)" in result.sentence
+
+
+def test_gradients_of_micro_steps_and_of_a_shared_backward(tmp_path: Path) -> None:
+    """Each backward has a truth of its own; one of several forwards has the sum of theirs."""
+    tokens = torch.arange(4 * 32).view(4, 32) * 7 % 50
+
+    def apart(model: nn.Module) -> None:
+        for part in (tokens, tokens.flip(1)):
+            model(part).float().logsumexp(-1).sum().backward()
+
+    def together(model: nn.Module) -> None:
+        sum(model(part).float().logsumexp(-1).sum() for part in (tokens, tokens.flip(1))).backward()
+
+    for number, run in enumerate((apart, together)):
+        model = build()
+        with tt.capture(model, tmp_path / str(number), keep="tensors", kinds=KINDS):
+            run(model)
+        for dtype, verdict in ((torch.bfloat16, "imprecise"), (torch.float32, "match")):
+            model = changed(backward_by_hand(dtype))
+            with tt.check(model, tmp_path / str(number), truth="float64") as checked:
+                run(model)
+            assert checked.result.verdict == verdict
+            assert {birth.module for birth in checked.result.births} <= {"attention.out"}
+
+
+def test_a_gradient_that_is_zero_in_theory_is_not_judged(tmp_path: Path) -> None:
+    """What a bias before a softmax gets is rounding, on both sides."""
+
+    class Shifted(nn.Module):
+        coarse = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 0.5 + self.shift.sum() if self.coarse else (x.float() * 0.5 + self.shift.float().sum()).to(x.dtype)
+            return x.softmax(-1)
+
+    def run(model: nn.Module) -> None:
+        torch.manual_seed(3)
+        batch = torch.randn(64, WIDTH).bfloat16()
+        (model(batch).float() * torch.randn(64, WIDTH)).sum().backward()
+
+    model = Shifted().bfloat16()
+    with tt.capture(model, tmp_path / "reference", keep="tensors", kinds=KINDS):
+        run(model)
+    model = Shifted().bfloat16()
+    model.coarse = True
+    with tt.check(model, tmp_path / "reference", truth="float64") as checked:
+        run(model)
+    assert not any(birth.key.kind == "param_grad" for birth in checked.result.births if birth.status == "imprecise")
+
+
+def test_an_operation_without_float64_is_not_judged(reference: Path) -> None:
+    library = torch.library.Library("tensortap_test", "DEF")
+    library.define("halved(Tensor x) -> Tensor")
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise RuntimeError("halved has no kernel for double")
+        return x / 2
+
+    library.impl("halved", halved, "CompositeExplicitAutograd")
+
+    class Halving(Norm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                torch.ops.tensortap_test.halved(x)
+            return self.weight * self.scaled(x)
+
+    def change(model: Net) -> None:
+        model.norm.__class__ = Halving
+        backward_by_hand(torch.bfloat16)(model)
+
+    result = check(changed(change), reference)
+    assert any(
+        "not judged, because tensortap_test::halved has no float64 kernel: norm" in note for note in result.notes
+    )
+    assert {birth.module for birth in result.births} == {"attention.out"}  # the rest of the model has a truth
 
 
 def test_wrong_uses_are_refused(reference: Path) -> None:
@@ -258,6 +426,18 @@ def test_a_third_run_as_truth(keep: str, reference: Path, tmp_path: Path) -> Non
     assert result.first is not None and result.first.module == "last"
     assert "The candidate is the one at fault" in result.sentence
     assert "The reference is the one at fault" in tt.compare(runs[1], reference, truth=truth).sentence
+
+
+def test_gradients_against_a_third_run(reference: Path, tmp_path: Path) -> None:
+    truth = capture(build(torch.float32), tmp_path / "truth")
+    coarse = capture(changed(backward_by_hand(torch.bfloat16)), tmp_path / "coarse")
+    result = tt.compare(reference, coarse, truth=truth)
+    assert result.verdict == "imprecise"
+    assert [(birth.module, birth.key.kind) for birth in result.births] == [("attention.out", "param_grad")]
+    assert tt.compare(coarse, reference, truth=truth).verdict == "match"
+    for change in (backward_by_hand(torch.float32), in_chunks):
+        other = capture(changed(change), tmp_path / "other", overwrite=True)
+        assert tt.compare(reference, other, truth=truth).verdict == "match"
 
 
 def test_modules_of_transformers(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class ComparisonOptions:
     )
     truth: str | os.PathLike[str] | Run | None = _option(  # noqa: RUF009 - it returns a field
         None,
-        "A run in float32 or float64 that tells which side is further off, and which rounds more.",
+        "A run in float32 or float64 that tells which side is further off, and which rounds more, also in gradients.",
         *("--truth", "RUN"),
         pairing=True,
     )

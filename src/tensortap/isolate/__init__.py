@@ -5,7 +5,7 @@ isolator.py      the hooks that replace inputs and outputs of modules, over alia
 comparator.py    measures every tensor against its record, and keeps the numbers
 choices.py       experts that rounding chose, compared while both sides are at hand
 reference.py     finds that record and its values
-truth.py         the exact results: a float64 copy of the model, fed like the model
+truth.py         the exact results, of forward and backward: a float64 copy of the model, fed like the model (exact_pass.py)
 conclusion.py    the result: aligns, judges and words what was measured
 compiled.py      a model against its compiled self
 noise.py         how far records move under steps of one epsilon (perturbation.py)
@@ -49,8 +49,9 @@ def check(
         reference's output; gradients likewise. Each module is judged alone, and errors of the code between modules are
         attributed to the container. False compares the run without replacing anything. The candidate is never stored.
     noise: a file written by `tensortap.noise`, another run of the reference, or a sequence of these.
-    truth: "float64", or the reference's model: run a float64 copy of the model, or of that one, on the same inputs. The
-        result then names modules that round more than the reference's, and says which side is at fault; docs/truth.md.
+    truth: "float64", or the reference's model: run a float64 copy of the model, or of that one, on the same inputs and
+        gradients. The result then names modules that round more than the reference's, forward or backward, and says
+        which side is at fault; docs/truth.md.
     rename: 'PATTERN=REPLACEMENT' regular expressions from the model's module names to the reference's.
     modules: name patterns, or a function of (name, module); other modules are neither fed nor compared.
     steps: the steps to check, as the reference counts them; None checks all that it has.

@@ -179,9 +179,8 @@ def _truth_pairs(
     others = calls_with_other_values(matched, structure, renames)
     measures = {pair: truth.measured[row] for pair, row in enumerate(rows) if row in truth.measured}
     gradients = [kind in GRADIENT_KINDS for kind in structure.kind]
-    return TruthPairs(
-        measures, FLOAT64, truth.of_reference, dtypes, others, gradients.__getitem__, tuple(truth.notes())
-    )
+    notes, unjudged = tuple(truth.notes()), tuple(truth.unjudged())
+    return TruthPairs(measures, FLOAT64, truth.of_reference, dtypes, others, gradients.__getitem__, notes, unjudged)
 
 
 def _other_steps(matched: Matched, wanted: Collection[int]) -> list[str]:

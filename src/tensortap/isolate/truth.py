@@ -92,7 +92,7 @@ class Truth:
         """Operations that have no float64 kernel → modules whose own code runs them: they have no truth, either."""
         self.failures: dict[str, None] = {}
         """Why the copy could not be made, or could not run."""
-        self.unjudged: dict[str, None] = {}
+        self._failed: dict[str, None] = {}
         """Modules that differ from the reference's and have no truth, because the copy failed."""
         self._differing: dict[Key, tuple[int, Array]] = {}
         self._begun: _OutermostCall | None = None
@@ -212,19 +212,25 @@ class Truth:
     def notes(self) -> list[str]:
         """Return what has no truth, and why."""
         found = [f"no truth: {why}" for why in self.failures]
-        if self.unjudged:
-            found.append(f"not judged against {FLOAT64}: {_listed(self.unjudged)}")
+        if self._failed:
+            found.append(f"not judged against {FLOAT64}: {_listed(self._failed)}")
         if self.random:
             found.append(f"no truth for {len(self.random)} modules that draw random numbers: {_listed(self.random)}")
         for operation, modules in self.rounded.items():
             found.append(f"not judged, because {operation} has no {FLOAT64} kernel: {_listed(modules)}")
         return found
 
+    def unjudged(self) -> list[str]:
+        """Return the modules that differ from the reference's and have no truth."""
+        return [
+            *dict.fromkeys([*self._failed, *self.random, *(name for each in self.rounded.values() for name in each)])
+        ]
+
     def _give_up(self) -> None:
         """Forget tensors that got no truth, and note them if that is because the copy failed."""
         if not self._waiting:
             if self.failures:
-                self.unjudged |= {self._named(key.module): None for key in self._differing}
+                self._failed |= {self._named(key.module): None for key in self._differing}
             self._differing.clear()
 
     def _note_failure(self, what: str, error: Exception) -> None:

@@ -24,7 +24,7 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.memory import release_unused
 from tensortap.compare.say import sentence
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
-from tensortap.compare.say.precision import describe_less_exact
+from tensortap.compare.say.precision import describe_less_exact, describe_without_truth
 from tensortap.compare.say.result_sentence import sentence_of, several_ranks
 from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
@@ -110,6 +110,8 @@ def conclude(
     if less_exact and verdict == "match":
         verdict, finding = "imprecise", describe_less_exact(less_exact, several_ranks(matched))
         said = f"{finding} Within tolerance, {said[0].lower()}{said[1:]}"
+    if precision.unjudged and verdict in ("match", "imprecise"):
+        said += f" {describe_without_truth(precision.unjudged)}"
     notes = [*guessed, *([unpaired.note()] if unpaired else []), *parallel.notes(births)]
     notes += notes_of(matched, judgement, renames, births)
     if not unpaired and not isolated and not parallel.joining and (worlds := other_worlds(left.run, right.run)):

@@ -9,7 +9,7 @@ from tensortap.compare.say.sentence import listed, rounded
 from tensortap.core.causes import CAUSES
 from tensortap.core.records import Finding, TruthErrors, display_name
 
-__all__ = ["describe_less_exact", "describe_truth"]
+__all__ = ["describe_less_exact", "describe_truth", "describe_without_truth"]
 
 _MOST_NAMED = 4
 _MANY_ROUNDINGS = 8
@@ -67,6 +67,12 @@ def describe_truth(truth: TruthErrors | None) -> str:
             )
         return f" The reference is the one at fault: it is {ours} from the {truth.of} result, the candidate {theirs}."
     return f" Both are about as far from the {truth.of} result ({ours} and {theirs})."
+
+
+def describe_without_truth(modules: Sequence[str]) -> str:
+    """Say which modules differ within tolerance and were not measured against a truth."""
+    names = listed([display_name(each) for each in modules], _MOST_NAMED)
+    return f"Whether {names} round{'s' * (len(modules) == 1)} more than the reference is not judged: no truth."
 
 
 def _reference_agrees(truth: TruthErrors) -> bool:
