@@ -3,10 +3,13 @@
     python benchmarks/truth.py                        # ten families, about 10 minutes
     python benchmarks/truth.py --models llama gpt2 -v
     python benchmarks/truth.py --held-out             # families on which no bound was chosen
+    python benchmarks/truth.py --paddle               # paddle.nn.TransformerEncoder and models of paddle.vision
 
 Everything is in bfloat16. A mistake computes the gradients of one module in bfloat16 throughout; the right pairs
 compute them by hand in float32, sum products in other orders, run other kernels, or recompute. "named": the first
-module named is that one, and no other. "equal": the change leaves the gradients as they are, bit for bit.
+module named is that one, and no other. "equal": the change leaves the gradients as they are, bit for bit. Paddle has no
+arithmetic in bfloat16 on a CPU: there, models are in float32, a mistake rounds to bfloat16, and the sentence must say
+that the candidate is the one that loses precision.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ from field.running import training_of
 from field.settings import all_linear, linear_in_chunks, linear_summed_in_two
 from field.wrong import checkpointed
 
+import tensortap as tt
+
 TUNED = ("llama", "gpt2", "bert", "t5", "qwen2", "mistral", "vit", "opt")
+KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
 ONCE_MORE = "two halves"
 """The batch in two halves, one after the other: autograd adds two weight gradients, and rounds their sum once more."""
 HELD_OUT = ("qwen3", "phi", "gpt_neox", "roberta", "olmo2", "stablelm", "whisper", "glm4", "starcoder2", "distilbert")
@@ -104,24 +110,72 @@ def _gradients_differ(result: Any) -> bool:
     return any(row["kind"].startswith(("grad", "param_grad")) and row["status"] != "equal" for row in result.rows)
 
 
+def judged_in_paddle(folder: Path, name: str, verbose: bool) -> Iterator[tuple[str, str]]:
+    from field import paddle_precision as zoo
+
+    model = zoo.built(name)
+    with tt.capture(model, folder / name, keep="tensors", kinds=KINDS):
+        zoo.step(name, model)
+    cases = [("right pairs", word, [*_of_class(model, kind)], change) for word, (kind, change) in zoo.RIGHT.items()]
+    for place in zoo.places(model):
+        cases += [("mistakes", word, [place], change) for word, change in zoo.MISTAKES.items()]
+    for kind, word, layers, change in cases:
+        if not layers:
+            continue
+        model = zoo.built(name)
+        for layer in layers:
+            change(zoo.layer_of(model, layer))
+        with tt.check(model, folder / name, truth="float64") as checked:
+            zoo.step(name, model)
+        result = checked.result
+        named = list(dict.fromkeys(birth.module for birth in result.births))
+        if kind == "right pairs":
+            outcome = "right" if result.verdict == "match" else "alarm"
+        else:
+            says = any(words in result.sentence for words in ("loses precision", "less exact"))
+            outcome = "named" if named == layers and says else "wrong" if named else "missed"
+        if verbose or outcome in ("alarm", "wrong", "missed"):
+            print(f"  {outcome}: {name}, {word} at {layers[:3]}: {named[:3]}, {result.verdict}\n    {result.sentence}")
+        yield kind, outcome
+
+
+def _of_class(model: Any, kind: type) -> Iterator[str]:
+    return (name for name, layer in model.named_sublayers() if type(layer) is kind)
+
+
+def _parts(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
+    if options.paddle:
+        from field.paddle_precision import MODELS
+
+        for name in MODELS:
+            yield name, judged_in_paddle(folder, name, options.verbose)
+        return
+    for family in options.models or (HELD_OUT if options.held_out else TUNED):
+        bench = Bench(folder)
+        yield family, judged(bench, family, options.verbose)
+        bench.forget()
+
+
+def print_counts(title: str, counts: Counter[tuple[str, str]]) -> None:
+    counted = (f"{kind} {outcome} {count}" for (kind, outcome), count in sorted(counts.items()))
+    print(f"{title}:", ", ".join(counted), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=EVERY)
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--paddle", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     total: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for family in options.models or (HELD_OUT if options.held_out else TUNED):
-            bench = Bench(Path(folder))
-            counted = Counter(judged(bench, family, options.verbose))
-            bench.forget()
+        for title, outcomes in _parts(Path(folder), options):
+            counted = Counter(outcomes)
             total += counted
-            print(
-                family, {f"{kind} {outcome}": count for (kind, outcome), count in sorted(counted.items())}, flush=True
-            )
-    print("all", {f"{kind} {outcome}": count for (kind, outcome), count in sorted(total.items())})
+            print_counts(title, counted)
+    print_counts("all", total)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ isolator.py      the hooks that replace inputs and outputs of modules, over alia
 comparator.py    measures every tensor against its record, and keeps the numbers
 choices.py       experts that rounding chose, compared while both sides are at hand
 reference.py     finds that record and its values
-truth.py         the exact results, of forward and backward: a float64 copy of the model, fed like the model (exact_pass.py)
+truth.py         the exact results: when to run a float64 copy of the model, and what both sides are off by
+exact_pass.py    one forward and backward of that copy, fed like the model
 conclusion.py    the result: aligns, judges and words what was measured
 compiled.py      a model against its compiled self
 noise.py         how far records move under steps of one epsilon (perturbation.py)
