@@ -1,6 +1,6 @@
 """Gradients against float64: backward passes that round too much, and right ones, in models of transformers.
 
-    python benchmarks/truth.py                        # ten families, about 10 minutes
+    python benchmarks/truth.py                        # eight families, about 4 minutes
     python benchmarks/truth.py --models llama gpt2 -v
     python benchmarks/truth.py --held-out             # families on which no bound was chosen
     python benchmarks/truth.py --paddle               # paddle.nn.TransformerEncoder and models of paddle.vision

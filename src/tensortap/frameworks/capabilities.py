@@ -358,6 +358,7 @@ if TYPE_CHECKING:
         DeviceTimeline,
         EagerExecution,
         Substitution,
+        ExactExecution,
         Reruns,
         ValueWriting,
         StateRegistration,

@@ -49,7 +49,8 @@ def truth_of(
     rows = np.full(len(left), -1, np.int64)
     rows[placed.reference] = placed.candidate
     known = rows[alignment.reference] >= 0
-    forward, gradients = (left.kind.among(kinds)[alignment.reference] for kinds in (_FORWARD, GRADIENT_KINDS))
+    kinds = _FORWARD, _gradient_kinds(truth, left)
+    forward, gradients = (left.kind.among(each)[alignment.reference] for each in kinds)
     chosen = np.flatnonzero((forward | gradients) & known)
     if (found := int((forward & known).sum())) < _LEAST_SHARE * max(1, int(forward.sum())):
         raise UsageError(
@@ -62,6 +63,12 @@ def truth_of(
     dtypes = _dtypes(matched)
     errors = _errors(chosen, ours, theirs, dtypes)
     return TruthPairs({}, _WORDS, None, dtypes, other_values, gradients.tolist().__getitem__, errors=errors)
+
+
+def _gradient_kinds(truth: Side, reference: Side) -> tuple[str, ...]:
+    """Return the kinds of gradients to compare; another framework may hold weights in another layout."""
+    frameworks = {side.run.info.get("framework") for side in (truth, reference)}
+    return GRADIENT_KINDS if len(frameworks) == 1 else tuple(kind for kind in GRADIENT_KINDS if kind != "param_grad")
 
 
 def _measure(

@@ -118,8 +118,8 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """Call an operation in float64; in a shorter dtype if it has no kernel for that, where `rounded` is told."""
         try:
             return func(*args, **kwargs)
-        except RuntimeError:
-            if self._rounded is None:
+        except RuntimeError as error:
+            if self._rounded is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             for dtype in _FALLBACKS:
                 with suppress(RuntimeError):
