@@ -36,6 +36,8 @@ class Family:
     """Whether it draws random numbers in its forward."""
     short: bool = True
     """Whether it runs in bfloat16 at all."""
+    steps: int = 2
+    """How long mistakes are trained."""
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

@@ -156,3 +156,69 @@ def framed(random: torch.Generator) -> Batch:
         "classes": torch.randint(CLASSES, (ROWS, 6), generator=random),
         "boxes": torch.rand(ROWS, 6, 4, generator=random),
     }
+
+
+def read_padding(random: torch.Generator) -> Batch:
+    """Tokens with padding before them. The first token of a text has a label, so the loss reads a padded position."""
+    return {name: value.flip(1) for name, value in language(random).items()}
+
+
+def padding_labelled(random: torch.Generator) -> Batch:
+    """Tokens with padding after them, which nobody took out of the labels."""
+    batch = language(random)
+    return batch | {"labels": batch["input_ids"]}
+
+
+def with_empty_row(random: torch.Generator) -> Batch:
+    """Tokens with padding before them, and a row of padding alone, as the last batch of a data set may have it."""
+    batch = padded_left(random)
+    for name, value in (("input_ids", 0), ("attention_mask", 0), ("labels", -100)):
+        batch[name][2] = value
+    return batch
+
+
+def alone(random: torch.Generator, *, length: int = 80) -> Batch:
+    """One row with padding before it."""
+    return {name: value[1:2] for name, value in padded_left(random, length=length).items()}
+
+
+def packed(random: torch.Generator) -> Batch:
+    """Texts one after the other in each row, told apart by their positions alone. The first token of a text is not
+    predicted from the text before."""
+    starts = torch.tensor([[5, 15], [8, 11], [3, 17], [10, 16]])
+    places = torch.arange(20).expand(ROWS, -1)
+    first = torch.where(places >= starts[:, 1:], starts[:, 1:], torch.where(places >= starts[:, :1], starts[:, :1], 0))
+    tokens = torch.randint(3, WORDS, (ROWS, 20), generator=random)
+    return {
+        "input_ids": tokens,
+        "position_ids": places - first,
+        "labels": tokens.masked_fill(places == first, -100),
+    }
+
+
+def translated(random: torch.Generator) -> Batch:
+    """Sources with padding before them, and shorter targets with padding after them."""
+    source = {name: value.flip(1) for name, value in language(random, length=20).items() if name != "labels"}
+    return source | {"labels": language(random, length=8)["labels"]}
+
+
+def listened(random: torch.Generator) -> Batch:
+    """Sound, of which a part is padding, and what was said."""
+    mask = (torch.arange(6144) < torch.tensor([6144, 4000, 6144, 2600])[:, None]).long()
+    return {
+        "input_values": torch.randn(ROWS, 6144, generator=random) * mask,
+        "attention_mask": mask,
+        "labels": language(random, length=8)["labels"],
+    }
+
+
+def asked(
+    random: torch.Generator, *, pad: int = 0, length: int = LENGTH, empty: bool = True, languages: int = 0
+) -> Batch:
+    """Tokens, their mask, and a class for each row; a row of padding alone, without a class, or a language for each."""
+    batch = classified(random, pad=pad, length=length)
+    if empty:
+        batch["input_ids"][2], batch["attention_mask"][2], batch["labels"][2] = pad, 0, -100
+    if languages:
+        batch["lang_ids"] = torch.arange(ROWS) % languages
+    return batch

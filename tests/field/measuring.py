@@ -12,6 +12,7 @@ import tensortap as tt
 from tensortap.core.causes import Cause
 from tensortap.core.records import MODULE_KINDS
 
+from .further import EVERY
 from .mistake import Mistake
 from .patches import Apply, both
 from .running import SEED, STEPS, Training, loss_of, train_under, training_of
@@ -128,8 +129,9 @@ class Bench:
         """Make a mistake, compare, and say whether it was named."""
         of = SETTINGS[setting]
         common = _pair(mistake.common, of.common)
-        candidate = _changed(training_of(mistake.family, of.attention), common, of.candidate, mistake.apply)
-        result = self.compared(mistake.family, common, candidate, way, of.noise)
+        steps = EVERY[mistake.family].steps
+        candidate = _changed(training_of(mistake.family, of.attention, steps), common, of.candidate, mistake.apply)
+        result = self.compared(mistake.family, common, candidate, way, of.noise, steps)
         return outcome_of(mistake, setting, way, result)
 
     def both_judged(self, one: Mistake, other: Mistake, setting: str) -> Outcome:

@@ -10,6 +10,8 @@ from .blind_fourth_decoders import FOURTH_DECODERS
 from .blind_fourth_encoders import FOURTH_ENCODERS
 from .blind_second_decoders import SECOND_DECODERS
 from .blind_second_encoders import SECOND_ENCODERS
+from .blind_sixth_decoders import SIXTH_DECODERS
+from .blind_sixth_encoders import SIXTH_ENCODERS
 from .blind_third_decoders import THIRD_DECODERS
 from .blind_third_encoders import THIRD_ENCODERS
 from .decoders import DECODERS
@@ -38,4 +40,6 @@ MISTAKES = [
     *FOURTH_ENCODERS,
     *FIFTH_DECODERS,
     *FIFTH_ENCODERS,
+    *SIXTH_DECODERS,
+    *SIXTH_ENCODERS,
 ]
