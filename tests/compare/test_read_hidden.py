@@ -96,6 +96,17 @@ def test_a_loss_that_reads_none_is_judged(tmp_path: Path, keep: str) -> None:
     assert wrong.first is not None and wrong.first.cause == "loss", wrong.sentence
 
 
+def test_a_module_that_keeps_norm_and_extremes_is_named_from_summaries(tmp_path: Path) -> None:
+    """A sketch of the other positions shows it, whatever differs at those that see nothing."""
+    reference = record(tmp_path / "a", False, False, "summary")
+    model, batch = built(True, False)
+    model.blocks[2].mlp.register_forward_hook(lambda module, args, output: output.flip(-1))
+    with tt.capture(model, tmp_path / "b", keep="summary"):
+        model(**batch)["loss"].backward()
+    found = tt.compare(reference, tmp_path / "b")
+    assert found.first is not None and found.first.module == "blocks.2.mlp", found.sentence
+
+
 def test_a_wrong_loss_is_named_beside_hidden_positions_that_it_reads(tmp_path: Path) -> None:
     reference = record(tmp_path / "a", False, True, "tensors")
     found = tt.compare(reference, record(tmp_path / "b", True, True, "tensors", factor=1.01))

@@ -24,6 +24,7 @@ from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
+from tensortap.capture.loop.visible import VisibleValues
 from tensortap.capture.messages import say
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.operators import OperatorRecords
@@ -331,6 +332,7 @@ class Tap(Observer):
             loop_fact = self._run.writer.loop_fact
             self._loop = LoopBook(self._framework, lambda: watcher.tree, self._clock, loop_fact, [*kinds])
             watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
+            watcher.visible = VisibleValues(self._framework, loop_fact)
             if "input" in kinds:
                 watcher.rows = InputRows(self._framework, loop_fact)
             if self._selection.operators is not None:

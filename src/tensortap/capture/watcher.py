@@ -16,6 +16,7 @@ from tensortap.capture.inside import InsideCalls
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
+from tensortap.capture.loop.visible import VisibleValues
 from tensortap.capture.mode_remarks import ModeRemarks
 from tensortap.capture.modes import Modes
 from tensortap.capture.module_hooks import HookedModule, ModuleHooks
@@ -89,6 +90,8 @@ class Watcher:
         self.recomputations: Recomputations | None = None
         """Compares recomputations with the calls that they repeat."""
         self.rows: InputRows | None = None
+        self.visible: VisibleValues | None = None
+        """Sketches values without positions that a mask hides, in the first step."""
         self.detached: DetachedValues | None = None
         """Notes which values autograd does not reach, where that is kept."""
         self.operators: OperatorRecords | None = None
@@ -228,6 +231,8 @@ class Watcher:
             self.detached.end_step(self._clock.step)
         if self.rows is not None:
             self.rows.end_step(self._clock.step)
+        if self.visible is not None and self.armed:
+            self.visible.end_step(self._clock.step)
         if self.recomputations is not None:
             self.recomputations.end_step(self._clock.step)
         if self.modes is not None:
@@ -433,6 +438,8 @@ class Watcher:
             self.detached.entered(site, call, *self._reached(opened))
         if call.opens and self.rows is not None:
             self.rows.entered(call.micro, opened.tensors)
+        if call.opens and self.visible is not None:
+            self.visible.begins(call.micro, opened.tensors)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
 
@@ -516,6 +523,8 @@ class Watcher:
         for slot, (_, tensor) in zip(slots, opened.tensors, strict=True):
             if not self.take(tensor, slot, step):
                 self.record_carefully(tensor, slot, step)
+        if self.visible is not None and phase == "forward":
+            self.visible.seen(site.name, call.micro, call.number, kind, opened.tensors)
         for name in opened.closed:
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
@@ -605,6 +614,8 @@ class Watcher:
         clock.backward_ran = True
         clock.backward_micro = slot.micro
         self._book.gradient(name)
+        if self.visible is not None and name == "" and slot.kind == "grad_output":
+            self.visible.seen(name, slot.micro, slot.call, slot.kind, [(slot.path, gradient)])
         if not self.take(gradient, slot, clock.step):
             self.record_carefully(gradient, slot, clock.step)
 

@@ -17,6 +17,7 @@ from tensortap.store.loop import LoopFacts
 __all__ = ["loop_objects", "loop_page"]
 
 _MOST_CHANGES = 40
+_OF_MODULES = ("attributes", "visible")
 
 
 def loop_page(run: Run, rank: int | None, steps: Sequence[int], limit: int) -> LoopPage:
@@ -39,7 +40,7 @@ def loop_objects(run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _values(facts: LoopFacts, step: int) -> dict[tuple[str, str], Any]:
-    subjects = ((fact, of) for fact in facts.names() if fact != "attributes" for of in facts.subjects(fact))
+    subjects = ((fact, of) for fact in facts.names() if fact not in _OF_MODULES for of in facts.subjects(fact))
     return {(fact, of): value for fact, of in subjects if (value := facts.value(fact, step, of)) is not None}
 
 

@@ -51,6 +51,7 @@ from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.movement import ReferenceMovement
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
+from tensortap.compare.measure.visible import leave_out_hidden_sums
 from tensortap.compare.memory import release_unused
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
@@ -246,6 +247,8 @@ def match(
     open_pairs = _without(open_pairs, measures.masks)
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
     estimate(measures, left, right, alignment, open_pairs[~whole])
+    if plan is None and not joining:
+        leave_out_hidden_sums(measures, left, right, alignment, open_pairs[~whole])
     withdraw_guesses(measures, left, right, alignment, open_pairs[~whole])
     found = Matched(
         *(left, right, alignment, measures, plan, repeated, fusions, splits),
@@ -411,6 +414,7 @@ def pairs_of(matched: Matched) -> Pairs:
         limits=measures.limits,
         masks=measures.masks,
         shown=measures.shown,
+        other_lengths=_other_lengths(left, right, alignment, measures.reshaped),
         kink_of=kinks_between(left, right, alignment),
         including_activation={fusion.reference[0] for fusion in matched.fusions.found},
         step_noise_of=step_noise_between(left, right, alignment),
@@ -425,6 +429,13 @@ def pairs_of(matched: Matched) -> Pairs:
         l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
         mismatched=mismatched,
     )
+
+
+def _other_lengths(left: Side, right: Side, alignment: Alignment, reshaped: Bools) -> set[int]:
+    """Return the reshaped pairs that differ in the length of their first axis alone."""
+    rows, partners = alignment.reference, alignment.candidate
+    pairs = np.flatnonzero(reshaped).tolist()
+    return {pair for pair in pairs if left.shape(int(rows[pair]))[1:] == right.shape(int(partners[pair]))[1:]}
 
 
 def _mixed(left: Side, right: Side) -> Bools:

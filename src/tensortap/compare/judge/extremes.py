@@ -48,8 +48,8 @@ def rows_with_right_extremes(
     if first is None or births[0].module not in given or structure.kind[first] not in _FORWARD:
         return set()
     scope = structure.scope[first]
-    if pairs.isolated is not None or not np.isnan(pairs.mismatched[first]):  # elements are known
-        return set()
+    if pairs.isolated is not None or first in pairs.shown or not np.isnan(pairs.mismatched[first]):
+        return set()  # its other positions are known
     wrong = judgement.having(*WRONG_STATUSES)
     own = [
         row

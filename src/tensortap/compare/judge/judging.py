@@ -358,7 +358,7 @@ class PairJudge:
         kind, limits = self.structure.kind[row], self.pairs.limits
         if self.pairs.isolated is not None or self.evidence.policy.fixed or row in self.pairs.shown:
             return False
-        if row in self.pairs.masks:
+        if row in self.pairs.masks or (self.pairs.reshaped[row] and row not in self.pairs.other_lengths):
             return False
         if kind in ("input", "output"):
             # Summaries show no positions: what still has some may be wrong at others.

@@ -2,8 +2,8 @@
 
 None means the same as a mask that hides nothing, and to an attention that knows it is causal, the same as a causal one.
 A mask that hides anything else, such as padding, is missed by what it was meant for: then the code that should have
-handed it on is at fault, not the module that did as it was told. So it is with numbers, such as an embedding of
-positions, in place of which the other side hands a module of the same class None.
+handed it on is at fault, not the module that did as it was told. So it is with numbers, such as positions or an
+embedding of them, in place of which the other side hands a module of the same class None.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _given_none(side: Side, other: Side, alone: Any, cause: Cause) -> Iterator[t
     """Yield the calls that one side hands numbers, and the other hands None in their place."""
     if not len(alone):
         return
-    numbers = [name for name in side.dtype.words if "float" in name]
+    numbers = [name for name in side.dtype.words if name != "bool"]
     rows = alone[side.kind.among(("input",))[alone] & side.dtype.among(numbers)[alone]]
     rows = np.setdiff1d(rows, [row for row, hidden, _ in hidden_pattern(side, rows) if hidden])
     codes, firsts = np.unique(other.module.codes, return_index=True)

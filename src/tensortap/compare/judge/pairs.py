@@ -59,6 +59,8 @@ class Pairs:
     """Pairs that were compared by what they hide: they are right only if that is the same."""
     shown: Collection[int] = ()
     """Pairs that were measured without the positions that a mask hides."""
+    other_lengths: Collection[int] = ()
+    """Reshaped pairs that differ in the length of their first axis alone, as the tokens of an expert do."""
     kink_of: Callable[[int], CrossedKink | None] = lambda pair: None
     """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
     choices: ChoiceSource | None = None

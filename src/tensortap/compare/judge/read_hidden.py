@@ -18,8 +18,9 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import UnreadDifferences
-from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS, Positions, along
+from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding
+from tensortap.kernels.summary.visible import Positions, along
 
 __all__ = ["READ_HIDDEN", "find_read_hidden", "find_read_in_isolation"]
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
+from tensortap.kernels.summary.visible import Positions, along
 
 __all__ = [
     "EXPLAINS",
@@ -22,14 +23,10 @@ __all__ = [
     "FOLLOWS_HIDDEN",
     "UNREAD_POSITIONS",
     "HiddenPositions",
-    "Positions",
-    "along",
     "blind_positions",
 ]
 
 Array = npt.NDArray[Any]
-Positions = npt.NDArray[np.bool_]
-"""By batch and position: whether a mask hides it. A batch of one stands for all."""
 
 EXPLAINS = 2.0
 """Times that a pair is further off with hidden positions, from which on they are what makes it differ."""
@@ -97,22 +94,6 @@ class HiddenPositions:
                     return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
-
-
-def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
-    """Return the positions, to be broadcast to a shape whose axes of batch and sequence are where they usually are."""
-    batch, length = int(positions.shape[0]), int(positions.shape[1])
-    fits = [batch in (1, size) for size in shape]
-    if len(shape) == 4 and fits[0] and shape[2] == length:
-        return positions.reshape(batch, 1, length, 1)
-    if len(shape) > 1 and fits[0] and shape[1] == length:
-        return positions.reshape(batch, length, *(1,) * (len(shape) - 2))
-    if len(shape) > 2 and shape[0] == length and fits[1]:
-        return np.transpose(positions).reshape(length, batch, *(1,) * (len(shape) - 2))
-    if len(shape) > 1 and batch > 1 and shape[0] == batch * length:
-        flat: Positions = positions.reshape((batch * length, *(1,) * (len(shape) - 1)))
-        return flat
-    return None
 
 
 def _in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:

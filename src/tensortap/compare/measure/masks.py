@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
-from tensortap.compare.measure.hidden import Positions, blind_positions
+from tensortap.compare.measure.hidden import blind_positions
 from tensortap.core import dtypes
 from tensortap.core.records import Difference
 from tensortap.core.sketches import fold
 from tensortap.kernels import difference, summarize
+from tensortap.kernels.summary.visible import Positions
 
 __all__ = [
     "MaskDifference",

@@ -16,6 +16,7 @@ from tensortap.compare.measure.masks import MaskDifference
 from tensortap.core.records import Difference
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.kernels.pairs.sketches import sketch_differences
+from tensortap.kernels.summary.visible import SUMS
 
 __all__ = ["OTHER_LAYOUT", "Measures", "estimate", "prepare"]
 
@@ -120,6 +121,15 @@ class Measures:
         """Store a measurement without positions that a mask hides. `explained`: these are what makes the pair differ,
         so that it is not known to be right."""
         self.take(pair, measure)
+        self.shown.add(pair)
+        if explained:
+            self.limits[pair] = UNREAD_POSITIONS
+
+    def take_shown_estimate(self, pair: int, rel_l2: float, explained: bool) -> None:
+        """Store the same as an estimate from sketches."""
+        self.rel_l2[pair], self.rel_l2_bar[pair] = rel_l2, _ERROR_BAR * (_ERROR_BAR_OF / SUMS) ** 0.5 * rel_l2
+        self.l2_difference[pair] = rel_l2 * float(self.sides["reference"]["l2"][pair])
+        self.cosine[pair] = np.nan
         self.shown.add(pair)
         if explained:
             self.limits[pair] = UNREAD_POSITIONS

@@ -58,10 +58,12 @@ def may_see_nothing(
 
     If n tokens of a text of length l are not padding, a causal mask shows n (n + 1) / 2 elements with padding before
     them, where padding sees nothing, and n (l - n) more with padding after them. Over all texts, that is at most, or
-    at least, (l + 1) / 2 for each token.
+    at least, (l + 1) / 2 for each token. A model that is given no mask has no padding, and each position sees itself.
     """
     rows = alignment.reference
     inputs = rows[reference.kind.among(("input",))[rows] & reference.module.among(("",))[rows]].tolist()
+    if inputs and not any("mask" in reference.path[row] for row in inputs):
+        return False
     given = [row for row in inputs if "mask" in reference.path[row] and len(reference.shape(row)) == 2]
     tokens = {reference.shape(row): int(np.prod(reference.shape(row)) - reference.zeros[row]) for row in given}
     for pair, mask in masks.items():

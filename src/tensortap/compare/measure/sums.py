@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.measure.hidden import Positions, along
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
+from tensortap.kernels.summary.visible import Positions, along
 
 __all__ = ["agreeing_sums_between", "hidden_share", "positions_in"]
 

@@ -1,0 +1,81 @@
+"""Pairs of summaries without the positions that a mask hides, from the sketches that runs keep of the others.
+
+The first recorded step of a padded batch has these (`capture.loop.visible`). They are used where masks in two
+conventions hide the same, as whole tensors are measured without hidden positions there.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.compare.align.alignment import Alignment
+from tensortap.compare.align.side import Side
+from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.measure.hidden import EXPLAINS
+from tensortap.compare.measure.measures import Measures
+from tensortap.kernels.summary.visible import SUMS
+
+__all__ = ["leave_out_hidden_sums"]
+
+Floats = npt.NDArray[np.float64]
+
+
+def leave_out_hidden_sums(
+    measures: Measures, reference: Side, candidate: Side, alignment: Alignment, pairs: npt.NDArray[np.int64]
+) -> None:
+    """Estimate pairs again without hidden positions, where they differ by more than rounding."""
+    rows, partners = alignment.reference, alignment.candidate
+    scopes = {_scope(reference, int(rows[pair])) for pair, mask in measures.masks.items() if mask.is_other_convention}
+    if not scopes:
+        return
+    from_loss = reference.kind.among(("grad_output",)) & reference.module.among(("",))
+    for pair in pairs[(reference.phase.among(("forward",)) | from_loss)[rows[pairs]]].tolist():
+        row, partner = int(rows[pair]), int(partners[pair])
+        off = float(measures.rel_l2[pair])
+        if _scope(reference, row) not in scopes or pair in measures.masks:
+            continue
+        if off <= Policy.base(reference.dtype[row], candidate.dtype[partner]):
+            continue
+        ours, theirs = _visible(reference, row), _visible(candidate, partner)
+        if ours is None or theirs is None or _hidden(reference, row) != _hidden(candidate, partner):
+            continue
+        shown = _relative(ours, theirs)
+        measures.take_shown_estimate(pair, shown, explained=not off <= EXPLAINS * shown)
+
+
+def _scope(side: Side, row: int) -> tuple[int, int, int]:
+    return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
+
+
+def _fact(side: Side, row: int, module: str, name: str) -> Any:
+    step = int(side.step[row])
+    known = [each for each in side.run.loop(int(side.rank[row])).changes("visible", module) if each.step == step]
+    return known[0].value.get(name) if known else None
+
+
+def _hidden(side: Side, row: int) -> Any:
+    """Return what identifies the hidden positions of a record's micro step."""
+    return _fact(side, row, "", f"{int(side.micro[row])}.hidden")
+
+
+def _visible(side: Side, row: int) -> Floats | None:
+    """Return the sketch of a record without hidden positions; None if there is none."""
+    key = side.key(row)
+    text = _fact(side, row, key.module, f"{key.micro}.{key.call}.{key.kind}.{key.path}")
+    if not isinstance(text, str):
+        return None
+    try:
+        sums = np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float64)
+    except (Error, ValueError):  # written by something else
+        return None
+    return sums if len(sums) == SUMS and np.isfinite(sums).all() else None
+
+
+def _relative(ours: Floats, theirs: Floats) -> float:
+    size, apart = float(np.linalg.norm(ours)), float(np.linalg.norm(ours - theirs))
+    return apart / size if size else float("inf") if apart else 0.0
