@@ -52,7 +52,7 @@ class Mistake:
     @property
     def in_short(self) -> bool:
         """Whether it is a mistake in bfloat16, too."""
-        return self.kind != "precision"
+        return self.kind != "precision" and FAMILIES[self.family].short
 
 
 def _owners(family: str, concerned: Callable[[str, nn.Parameter], bool]) -> tuple[str, ...]:

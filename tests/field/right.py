@@ -114,7 +114,8 @@ def _right() -> Iterator[Right]:
             yield Right("autocast", family, AUTOCAST)
         if family not in _IMAGES:
             yield Right("chunks", family, _CHUNKS)
-        yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+        if of.short:
+            yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
     for family in ("llama", "gpt2", "vit", "resnet", "phi", "roberta", "efficientnet"):
         yield Right("bf16 parameters", family, _SUMS, common=_in_bf16, noise=_OTHER_SUMS)
     for family in ("llama", "bert", "vit", "mixtral", "gpt_neox", "clip"):
@@ -137,8 +138,9 @@ def _right() -> Iterator[Right]:
         yield Right("checkpointed", family, checkpointed(module))
     for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH | SIXTH).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
-        if of.attention:
+        if of.attention and of.short:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
+        if of.attention:
             yield Right("attention and chunks", family, _CHUNKS, attention="sdpa", steps=(3, 1)[number % 2])
         if number % 3 == 0 and family != "qwen3_next":  # which does not compile
             yield Right("compiled", family, trains(compiled="aot_eager"))

@@ -19,8 +19,8 @@ until the next line with the same `fact` and `of`. Facts:
                                 kind, path and rel_l2 of the value; written once for a module
     rows        of ""           for each input in host memory, by micro step and path ("0.input_ids"): a digest of its
                                 rows, whatever their order
-    visible     of a module     in the first recorded step of a batch with padding, for each value in host memory with the
-                                axes of its mask, by micro step, call, kind and path ("0.0.output.0"): its sketch
+    visible     of a module     in the first recorded step, if its batch has padding, for each value in host memory with
+                                the axes of its mask, by micro step, call, kind and path ("0.0.output.0"): its sketch
                                 without the hidden positions (`kernels.summary.visible`), 64 float32 in base64; of ""
                                 also "0.hidden": digests of the hidden positions of a micro step
     random      of a generator  digest of its state at the start of the step; of "torch.cpu", "python", ...
