@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .blind_after_sixth import AFTER_SIXTH_MISTAKES
 from .blind_decoders import BLIND_DECODERS
 from .blind_encoders import BLIND_ENCODERS
 from .blind_fifth_decoders import FIFTH_DECODERS
@@ -42,4 +43,5 @@ MISTAKES = [
     *FIFTH_ENCODERS,
     *SIXTH_DECODERS,
     *SIXTH_ENCODERS,
+    *AFTER_SIXTH_MISTAKES,
 ]
