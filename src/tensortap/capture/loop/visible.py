@@ -13,11 +13,13 @@ from base64 import b64encode
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
+import numpy.typing as npt
+
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework, Identity
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
-from tensortap.kernels.summary.visible import Positions, sketch_of_visible
+from tensortap.kernels.summary.visible import COPIES, Positions, along, in_copies, sketch_of_visible
 
 __all__ = ["VisibleValues"]
 
@@ -77,12 +79,19 @@ class VisibleValues:
             before, same, text = known
             if before.alive() and same == sample:
                 return text
-        sketches = (sketch_of_visible(array, each) for each in hidden)
-        sketch = next((each for each in sketches if each is not None), None)
-        text = "" if sketch is None else b64encode(sketch.astype("<f4").tobytes()).decode()
+        text = _sketch_as_text(array, hidden)
         if identity is not None:
             self._known[identity.token] = identity, sample, text
         return text
+
+
+def _sketch_as_text(array: npt.NDArray[Any], hidden: list[Positions]) -> str:
+    """Return the sketch; after COPIES if the array may hold several copies of all positions; empty if there is none."""
+    for find, mark in ((along, ""), (in_copies, COPIES)):
+        for positions in hidden:
+            if (where := find(positions, array.shape)) is not None:
+                return mark + b64encode(sketch_of_visible(array, where).astype("<f4").tobytes()).decode()
+    return ""
 
 
 def _digest(hidden: Positions) -> str:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
-from tensortap.kernels.summary.visible import Positions, along
+from tensortap.kernels.summary.visible import Positions, along, in_copies
 
 __all__ = [
     "EXPLAINS",
@@ -83,22 +83,14 @@ class HiddenPositions:
         self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
     ) -> PairMeasure | None:
         """Measure a pair without the hidden positions; None if it does not have their axes."""
-        for find in (along, _in_copies):
+        for find in (along, in_copies):
             for positions in self._known.values():
                 where = find(positions, ours.shape)
                 if where is None:
                     continue
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
-                if find is _in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
+                if find is in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
                     return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
-
-
-def _in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
-    """Return the positions, to be broadcast to a shape that may hold several copies of them, as one for each expert."""
-    copies, rest = divmod(shape[0] if shape else 0, positions.size)
-    if len(shape) < 2 or positions.shape[0] < 2 or copies < 2 or rest:
-        return None
-    return np.tile(positions.reshape(-1), copies).reshape(-1, *(1,) * (len(shape) - 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from binascii import Error
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.hidden import EXPLAINS
 from tensortap.compare.measure.measures import Measures
-from tensortap.kernels.summary.visible import SUMS
+from tensortap.kernels.summary.visible import COPIES, SUMS
 
 __all__ = ["leave_out_hidden_sums"]
 
@@ -33,6 +33,8 @@ def leave_out_hidden_sums(
     scopes = {_scope(reference, int(rows[pair])) for pair, mask in measures.masks.items() if mask.is_other_convention}
     if not scopes:
         return
+    in_copies: set[int] = set()
+    """Lengths of tensors that were seen to consist of copies of all positions."""
     from_loss = reference.kind.among(("grad_output",)) & reference.module.among(("",))
     for pair in pairs[(reference.phase.among(("forward",)) | from_loss)[rows[pairs]]].tolist():
         row, partner = int(rows[pair]), int(partners[pair])
@@ -44,8 +46,12 @@ def leave_out_hidden_sums(
         ours, theirs = _visible(reference, row), _visible(candidate, partner)
         if ours is None or theirs is None or _hidden(reference, row) != _hidden(candidate, partner):
             continue
-        shown = _relative(ours, theirs)
-        measures.take_shown_estimate(pair, shown, explained=not off <= EXPLAINS * shown)
+        shown = _relative(ours.sums, theirs.sums)
+        explained, length = not off <= EXPLAINS * shown, reference.shape(row)[0]
+        if ours.in_copies and explained:
+            in_copies.add(length)
+        if not ours.in_copies or length in in_copies:  # tokens may be in another order as well
+            measures.take_shown_estimate(pair, shown, explained)
 
 
 def _scope(side: Side, row: int) -> tuple[int, int, int]:
@@ -63,17 +69,22 @@ def _hidden(side: Side, row: int) -> Any:
     return _fact(side, row, "", f"{int(side.micro[row])}.hidden")
 
 
-def _visible(side: Side, row: int) -> Floats | None:
+class _Sketch(NamedTuple):
+    sums: Floats
+    in_copies: bool
+
+
+def _visible(side: Side, row: int) -> _Sketch | None:
     """Return the sketch of a record without hidden positions; None if there is none."""
     key = side.key(row)
     text = _fact(side, row, key.module, f"{key.micro}.{key.call}.{key.kind}.{key.path}")
     if not isinstance(text, str):
         return None
     try:
-        sums = np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float64)
+        sums = np.frombuffer(b64decode(text.removeprefix(COPIES), validate=True), "<f4").astype(np.float64)
     except (Error, ValueError):  # written by something else
         return None
-    return sums if len(sums) == SUMS and np.isfinite(sums).all() else None
+    return _Sketch(sums, text.startswith(COPIES)) if len(sums) == SUMS and np.isfinite(sums).all() else None
 
 
 def _relative(ours: Floats, theirs: Floats) -> float:

@@ -14,10 +14,13 @@ import numpy.typing as npt
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["SUMS", "Positions", "along", "sketch_of_visible"]
+__all__ = ["COPIES", "SUMS", "Positions", "along", "in_copies", "sketch_of_visible"]
 
 SUMS = 64
 """A distance is then known to 9 %, which suffices to tell rounding from a mistake."""
+
+COPIES = "copies:"
+"""Marks the sketch of a tensor that may hold several copies of all positions."""
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.bool_]
@@ -46,11 +49,16 @@ def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
     return None
 
 
-def sketch_of_visible(array: Array, hidden: Positions) -> npt.NDArray[np.float32] | None:
-    """Return the sketch of an array without hidden positions; None if it does not have their axes."""
-    where = along(hidden, array.shape)
-    if where is None:
+def in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
+    """Return the positions, to be broadcast to a shape that may hold several copies of them, as one for each expert."""
+    copies, rest = divmod(shape[0] if shape else 0, positions.size)
+    if len(shape) < 2 or positions.shape[0] < 2 or copies < 2 or rest:
         return None
+    return np.tile(positions.reshape(-1), copies).reshape(-1, *(1,) * (len(shape) - 1))
+
+
+def sketch_of_visible(array: Array, where: Positions) -> npt.NDArray[np.float32]:
+    """Return the sketch of an array without hidden positions, which `along` or `in_copies` found in its shape."""
     shown = np.where(where, np.zeros((), array.dtype), array)
     folded: npt.NDArray[np.float32] = fold(summarize(np.ascontiguousarray(shown)).sketch[None], SUMS)[0]
     return folded
