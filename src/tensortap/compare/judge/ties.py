@@ -73,7 +73,7 @@ class Ties:
         isolated = self._evidence.pairs.isolated is not None  # no token reaches any other by way of another call
         kinds = ("input", "output") if isolated else ("output",)
         if choice is None and call is not None and structure.kind[row] in kinds:
-            choice = self._choice_of(call, structure.kind[row])
+            choice = self._choice_of(call, structure.kind[row], row in self._evidence.pairs.shown)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
             # The gradient of a value that other tokens chose depends on them just as the value does.
             choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
@@ -89,14 +89,14 @@ class Ties:
                 return None
         return "unjudged", FOLLOWS_TIE
 
-    def _choice_of(self, call: CallRows, kind: str) -> ChangedChoice | None:
+    def _choice_of(self, call: CallRows, kind: str, shown: bool) -> ChangedChoice | None:
         """Return a changed choice among the outputs or the inputs of a call; also one that is not judged yet, if its
-        tokens are known, so that the others can be judged."""
-        reader = self._evidence.pairs.choices
+        tokens are known, so that the others can be judged, or are `shown`: then hidden tokens do not explain it."""
+        reader, pairs = self._evidence.pairs.choices, self._evidence.pairs
         for each in call.of(kind):
-            if each in self.choices or reader is None or self._evidence.pairs.equal[each]:
+            if each in self.choices or reader is None or pairs.equal[each] or not pairs.error[each]:
                 continue
-            if reader.may_be_choice(each) and reader.knows_tokens(each):
+            if reader.may_be_choice(each) and (reader.knows_tokens(each) or shown):
                 self.status_of_choice(each, self._evidence.structure.sources(each))
         return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 
