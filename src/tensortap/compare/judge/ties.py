@@ -21,6 +21,9 @@ _FEW, _TIMES, _RARE = 4, 4.0, 2.0**-6
 """Tokens that may choose another expert whatever the scores; per error of these, expert and token; and the number of
 ties below which rounding decides none at all."""
 
+_SHORT = 2.0**-10
+"""The least rounding of a short dtype."""
+
 
 class Ties:
     """The choices that differ, and all rows that depend on them."""
@@ -73,7 +76,9 @@ class Ties:
         isolated = self._evidence.pairs.isolated is not None  # no token reaches any other by way of another call
         kinds = ("input", "output") if isolated else ("output",)
         if choice is None and call is not None and structure.kind[row] in kinds:
-            choice = self._choice_of(call, structure.kind[row], row in self._evidence.pairs.shown)
+            pairs = self._evidence.pairs
+            shown = row in pairs.shown and float(pairs.base.max()) >= _SHORT
+            choice = self._choice_of(call, structure.kind[row], shown)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
             # The gradient of a value that other tokens chose depends on them just as the value does.
             choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
@@ -91,7 +96,10 @@ class Ties:
 
     def _choice_of(self, call: CallRows, kind: str, shown: bool) -> ChangedChoice | None:
         """Return a changed choice among the outputs or the inputs of a call; also one that is not judged yet, if its
-        tokens are known, so that the others can be judged, or are `shown`: then hidden tokens do not explain it."""
+        tokens are known, so that the others can be judged.
+
+        shown: whether hidden tokens do not explain it, in a short dtype, whose rounding decides many ties.
+        """
         reader, pairs = self._evidence.pairs.choices, self._evidence.pairs
         for each in call.of(kind):
             if each in self.choices or reader is None or pairs.equal[each] or not pairs.error[each]:
