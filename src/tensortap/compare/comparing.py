@@ -35,7 +35,7 @@ from tensortap.compare.judge.shown_elements import ShownElements
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
-from tensortap.compare.matching import Matched, match, pairs_of, reference_movement
+from tensortap.compare.matching import Matched, leave_out_padding, match, pairs_of, reference_movement
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.ranges import may_see_nothing, norms_between, ranges_between
@@ -116,6 +116,9 @@ def open_comparison(
             return judge(known, structure, policy, moved, without)
 
         judgement, doubts = judge_certain(pairs, structure, matched.levels, judge_pairs)
+        if leave_out_padding(matched, structure, judgement.born, (options.rtol, options.atol)):
+            pairs = replace(pairs_of(matched), other_gelus=pairs.other_gelus)
+            judgement, doubts = judge_certain(pairs, structure, matched.levels, judge_pairs)
         return _Judged(matched, pairs, policy, structure, judgement, doubts, judge_pairs)
 
     found = judged(plan)

@@ -42,6 +42,8 @@ from tensortap.compare.measure.masks import (
     has_edges,
     mask_difference,
     mask_pairs,
+    padding_masks,
+    padding_positions,
     pattern_differences,
     reshaped_mask_difference,
     reshaped_mask_pairs,
@@ -68,7 +70,7 @@ from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.outline import full_name
 from tensortap.store import Run
 
-__all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement"]
+__all__ = ["Matched", "errors_of", "leave_out_padding", "match", "measure_masks", "pairs_of", "reference_movement"]
 
 _FIRST_PART = 256
 _OTHER_SHAPE = "masks of two shapes, of which summaries do not show whether they hide the same"
@@ -302,12 +304,41 @@ def measure_masks(
         measures.take_mask(pair, found)
 
 
+def leave_out_padding(matched: Matched, structure: Structure, born: Sequence[int], tolerances: Tolerances) -> bool:
+    """Measure pairs again without padding, in the forward passes after the first step in which a difference is born;
+    return whether any was.
+
+    Padding is a token whose embedding is nearly zero. An optimizer's step makes noise of it, and a norm enlarges that.
+    """
+    hidden: dict[tuple[int, int, int], HiddenPositions] = {}
+    found = {structure.scope[row] for row in born if structure.kind[row] in ("input", "output")}
+    later = {structure.scope[row] for row in born if not structure.is_at_start(row)} & found
+    for row in padding_masks(matched.reference, matched.alignment):
+        scope = _scope_at(matched.reference, row)
+        if scope in later and matched.reference.kept[row]:
+            hidden.setdefault(scope, HiddenPositions()).add(padding_positions(matched.reference.array(row)))
+    left, right = matched.reference, matched.candidate
+    rows, partners = matched.alignment.reference, matched.alignment.candidate
+    whole = left.kept[rows] & right.kept[partners] & ~matched.measures.equal & ~matched.measures.reshaped
+    return _measure_without(matched, np.flatnonzero(whole), hidden, tolerances)
+
+
 def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
     """Measure pairs again without positions that a mask hides, where they differ there by more than rounding."""
+    _measure_without(matched, pairs, _hidden_positions(matched), tolerances)
+
+
+def _measure_without(
+    matched: Matched,
+    pairs: npt.NDArray[np.int64],
+    hidden: Mapping[tuple[int, int, int], HiddenPositions],
+    tolerances: Tolerances,
+) -> bool:
+    """Measure pairs again without the positions that are hidden in their forward pass; return whether any was."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
-    hidden = _hidden_positions(matched)
     if not any(hidden.values()):
-        return
+        return False
+    before = len(measures.shown)
     from_loss = left.kind.among(("grad_output",)) & left.module.among(("",))  # shows whether the loss reads them
     for pair in pairs[(left.phase.among(("forward",)) | from_loss)[alignment.reference[pairs]]].tolist():
         row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
@@ -315,8 +346,11 @@ def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances
         known = hidden.get(_scope_of(matched, pair))
         if off <= Policy.base(left.dtype[row], right.dtype[partner]) or not known or pair in measures.masks:
             continue
+        if pair in measures.shown:
+            continue
         if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
             measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)
+    return len(measures.shown) > before
 
 
 def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPositions]:
@@ -329,7 +363,10 @@ def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPosi
 
 
 def _scope_of(matched: Matched, pair: int) -> tuple[int, int, int]:
-    side, row = matched.reference, matched.alignment.reference[pair]
+    return _scope_at(matched.reference, int(matched.alignment.reference[pair]))
+
+
+def _scope_at(side: Side, row: int) -> tuple[int, int, int]:
     return int(side.rank[row]), int(side.step[row]), int(side.micro[row])
 
 
@@ -368,8 +405,14 @@ def _diverges(matched: Matched, last: int, options: ComparisonOptions) -> bool:
     side, rows = matched.reference, matched.alignment.reference
     mapped = frameworks_differ(side.run, matched.candidate.run)
     policy = Policy(options.rtol, options.atol, mapped=mapped)
-    known = matched.levels()
-    born = judge(pairs_of(matched), matched.structure(), policy, reference_movement(matched)).born
+    known, structure = matched.levels(), matched.structure()
+
+    def births() -> list[int]:
+        return judge(pairs_of(matched), structure, policy, reference_movement(matched)).born
+
+    born = births()
+    if leave_out_padding(matched, structure, born, (options.rtol, options.atol)):
+        born = births()
     born = [row for row in born if known[row] == CERTAIN]
 
     def when(pair: int) -> tuple[int, int]:

@@ -34,6 +34,8 @@ __all__ = [
     "mask_difference",
     "mask_of",
     "mask_pairs",
+    "padding_masks",
+    "padding_positions",
     "pattern_differences",
     "reshaped_mask_difference",
     "reshaped_mask_pairs",
@@ -168,6 +170,22 @@ def mask_pairs(reference: Side, candidate: Side, alignment: Alignment, open_pair
     masks &= reference.kind.among(_FORWARD)[rows] & ~candidate.reordered[partners]
     found: list[int] = open_pairs[masks].tolist()
     return found
+
+
+def padding_masks(reference: Side, alignment: Alignment) -> list[int]:
+    """Return the reference's rows of masks that the model is given, one number for each position."""
+    rows = alignment.reference
+    inputs = rows[reference.kind.among(("input",))[rows] & reference.module.among(("",))[rows]].tolist()
+    return [
+        row
+        for row in inputs
+        if "mask" in reference.path[row] and len(reference.shape(row)) == 2 and reference.zeros[row]
+    ]
+
+
+def padding_positions(array: Array) -> Positions | None:
+    """Return the positions that a mask of 0 and 1 hides; None if it is another array. True may mean either."""
+    return array == 0 if array.dtype.kind in "iuf" and np.isin(array, (0, 1)).all() else None
 
 
 def mask_of(array: Array) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
+from tensortap.compare.measure.masks import padding_masks
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.visible import Positions, along
@@ -61,30 +62,21 @@ def agreeing_sums_between(
 
 def hidden_share(reference: Side, alignment: Alignment) -> float:
     """Return the share of positions that a mask which the model is given hides; 1 if there is none."""
-    shares = [float(reference.zeros[row] / np.prod(reference.shape(row))) for row in _masks(reference, alignment)]
+    shares = [
+        float(reference.zeros[row] / np.prod(reference.shape(row))) for row in padding_masks(reference, alignment)
+    ]
     return max(shares, default=1.0)
 
 
 def positions_in(reference: Side, alignment: Alignment) -> Callable[[tuple[int, ...]], bool]:
     """Return a function of a shape: whether it has the axes of a mask that the model is given, batch and position."""
-    shapes = {reference.shape(row) for row in _masks(reference, alignment)}
+    shapes = {reference.shape(row) for row in padding_masks(reference, alignment)}
     return lambda shape: any(along(np.zeros(each, bool), shape) is not None for each in shapes)
-
-
-def _masks(reference: Side, alignment: Alignment) -> list[int]:
-    """Return the reference's rows of masks that the model is given, one number for each position."""
-    rows = alignment.reference
-    inputs = rows[reference.kind.among(("input",))[rows] & reference.module.among(("",))[rows]].tolist()
-    return [
-        row
-        for row in inputs
-        if "mask" in reference.path[row] and len(reference.shape(row)) == 2 and reference.zeros[row]
-    ]
 
 
 def _hidden_positions(reference: Side, alignment: Alignment) -> Positions | None:
     """Return the positions that the first mask which the model is given hides; None if they are not known."""
-    row = next((row for row in _masks(reference, alignment) if reference.has_sketch[row]), None)
+    row = next((row for row in padding_masks(reference, alignment) if reference.has_sketch[row]), None)
     if row is None:
         return None
     shape, size = reference.shape(row), reference.sketch_size
