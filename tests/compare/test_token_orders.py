@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -62,3 +63,25 @@ def test_hidden_positions_are_taken_from_the_reference() -> None:
     ours, theirs = np.arange(8).reshape(4, 2), np.arange(8).reshape(4, 2) + 10
     assert hidden.overlay(ours, theirs).tolist() == [[0, 1], [12, 13], [14, 15], [16, 17]]
     assert hidden.overlay(np.arange(3), np.arange(3) + 1).tolist() == [1, 2, 3]  # no axes of positions
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_equal_scores_may_be_ordered_either_way(scores: Array, by_token: bool) -> None:
+    best = np.argsort(-scores[5])
+    scores[5, best[2]] = scores[5, best[1]]  # as bfloat16 rounds them
+    other = scores.copy()
+    other[5, best[[1, 2]]] += [-1e-9, 1e-9]  # decides as another kernel may
+    found = changed_choice((order_of(scores, by_token), order_of(other, by_token)), (scores, scores))
+    assert found is not None and found.tied and found.which == (5,) and not found.reordered
+
+
+@pytest.mark.parametrize(("apart", "tied"), [(0.01, True), (0.1, None), (1.0, False)])
+def test_a_short_sigmoid_ties_scores_that_differ(scores: Array, apart: float, tied: bool | None) -> None:
+    """bfloat16 holds no two sigmoids whose scores are less than two epsilons apart; of a large score, none at all."""
+    short = values(3, (TOKENS, EXPERTS)).astype(ml_dtypes.bfloat16)
+    short[5] = [4.0, 3.5, 3.5 - apart, 0.0]
+    chosen = np.argsort(-short.astype(np.float32), axis=1, kind="stable")[:, :EACH]
+    other = chosen.copy()
+    other[5] = [0, 2]
+    found = changed_choice((chosen, other), (short, short))
+    assert found is not None and found.tied is tied

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.rules.margins import SHORT
 from tensortap.compare.judge.structure import CallRows
 from tensortap.compare.measure.choices import ChangedChoice
 
@@ -20,6 +21,8 @@ FOLLOWS_TIE = "it depends on tokens that chose another expert"
 _FEW, _TIMES, _RARE = 4, 4.0, 2.0**-6
 """Tokens that may choose another expert whatever the scores; per error of these, expert and token; and the number of
 ties below which rounding decides none at all."""
+_MOST_CHANGED = 1 / 4
+"""Share of tokens that may choose another expert, unless most scores are tied."""
 
 _SHORT = 2.0**-10
 """The least rounding of a short dtype."""
@@ -61,8 +64,7 @@ class Ties:
         if choice.tied is False or self._are_ties_rare(choice):
             self.mistaken.add(row)
             return None
-        worst = max((evidence.error[each] for each in scores), default=0.0)
-        if choice.changed > self._most(choice, worst):
+        if not choice.tied and choice.changed > self._most(choice, scores):
             return None
         self.choices[row] = choice
         self.add(row, choice)
@@ -131,9 +133,19 @@ class Ties:
     def _is_right(self, row: int) -> bool:
         return self._evidence.is_known(row) and not self._evidence.wrong[row] and row not in self._of
 
-    @staticmethod
-    def _most(choice: ChangedChoice, error: float) -> float:
-        return min(_FEW + _TIMES * error * choice.experts * choice.tokens, choice.tokens / 4)
+    def _most(self, choice: ChangedChoice, scores: Sequence[int]) -> float:
+        """Return how many tokens may choose another expert if it is not known whether their scores are tied."""
+        error = max((self._evidence.error[each] for each in scores), default=0.0)
+        tied = max((self._tied_share(each) for each in scores), default=0.0)
+        few = _FEW + _TIMES * max(error, tied) * choice.experts * choice.tokens
+        return min(few, choice.tokens * max(_MOST_CHANGED, min(1.0, tied)))
+
+    def _tied_share(self, row: int) -> float:
+        """Return the width of a tie over the size of scores, if these are short: a softmax or sigmoid that rounds ties
+        scores that differ by two epsilons, see `choices`. A router that has not learned yet has small scores."""
+        evidence = self._evidence
+        size = evidence.l2[row] / max(1, int(evidence.pairs.elements[row])) ** 0.5
+        return 2 * evidence.base[row] / size if evidence.base[row] >= SHORT and size > 0 else 0.0
 
     @staticmethod
     def _are_ties_rare(choice: ChangedChoice) -> bool:

@@ -143,7 +143,8 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
     given = {structure.module[row] for row in alike}
     follows = scopes <= _with_hidden_positions(pairs, structure)
     beside_masks, padded = scopes <= {structure.scope[row] for row in alike}, _padded(pairs, structure)
-    why = "" if births or not (follows or beside_masks) else UNREAD
+    reason = UNREAD if alike else UNREAD_PADDING
+    why = "" if births or not (follows or beside_masks) else reason
     for birth in births:
         if birth.row is None:
             return ""
@@ -153,7 +154,7 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
             return ""
         if not (by_mask and follows) and not _only_hidden(birth.row, pairs, structure):
             return ""
-        why = UNREAD if by_mask else why or UNREAD_PADDING
+        why = reason if by_mask else why or UNREAD_PADDING
     return why
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +32,8 @@ Array = npt.NDArray[Any]
 _LEAST_EXPERTS = 2
 _FOLLOWING = 0.9
 """Share of tokens that choose experts with good scores if choices are made by these at all."""
+_SATURATED = 16.0
+"""A score from which on a sigmoid is 1 in float32."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +61,46 @@ def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) ->
     """
     if choices[0].ndim == 1:
         return _changed_order(choices, scores)
+    return _compared(choices, scores)
+
+
+def _compared(
+    choices: tuple[Array, Array], scores: tuple[Array, Array], unknown: Array | bool = False
+) -> ChangedChoice | None:
+    """Compare choices of a few experts for each token. `unknown`: tokens whose choice is one of several."""
     experts = scores[0].shape[-1]
     ours, theirs = (array.reshape(-1, array.shape[-1]).astype(np.int64) for array in choices)
     if min(ours.min(), theirs.min()) < 0 or max(ours.max(), theirs.max()) >= experts:
         return None
     left, right = (array.reshape(-1, experts).astype(np.float64) for array in scores)
-    changed = (ours != theirs).any(axis=1)
+    changed = (ours != theirs).any(axis=1) | unknown
     moved = np.abs(left - right).max(axis=1, keepdims=True)
-    apart = np.abs(np.take_along_axis(left, ours, 1) - np.take_along_axis(left, theirs, 1))
-    epsilon = 2.0**-23 * np.abs(left).max(axis=1, keepdims=True)
-    tied: bool | None = bool((apart <= 2 * moved + epsilon)[changed].all())
-    if not tied and not _is_best(ours, left):
-        tied = None  # something else than these scores decides as well, such as a bias
+    apart = np.abs(np.take_along_axis(left, ours, 1) - np.take_along_axis(left, theirs, 1)) - 2 * moved
+    certain, possible = _tie_widths(left, _epsilon(scores))
+    tied: bool | None = bool((apart <= certain)[changed].all())
+    if not tied and ((apart <= possible)[changed].all() or not _is_best(ours, left)):
+        tied = None  # a function of these scores that saturates, or something else decides as well, such as a bias
     which = tuple(np.flatnonzero(changed).tolist())
-    reordered = np.array_equal(np.sort(ours, axis=1), np.sort(theirs, axis=1))
+    reordered = np.array_equal(np.sort(ours, axis=1), np.sort(theirs, axis=1)) and not np.any(unknown)
     moved_by = _movement(ours, (left, right))
     return ChangedChoice(len(ours), len(which), tied, which, experts, reordered, moved_by)
+
+
+def _epsilon(scores: tuple[Array, Array]) -> float:
+    return max(float(ml_dtypes.finfo(array.dtype).eps) for array in scores if array.dtype.kind not in "biu")
+
+
+def _tie_widths(scores: Array, epsilon: float) -> tuple[Array, Array]:
+    """Return by how much tied scores of each token may differ for certain, and at most.
+
+    Scores with a sign are made positive by a softmax or a sigmoid before the choice. Where that rounds to a dtype, it
+    moves a score x by an epsilon under a softmax, and by up to (1 + exp(x)) of them under a sigmoid, which saturates.
+    """
+    relative = epsilon * np.abs(scores).max(axis=1, keepdims=True)
+    if not (scores < 0).any():
+        return relative, relative
+    best = np.minimum(scores.max(axis=1, keepdims=True), _SATURATED)
+    return np.maximum(relative, 2 * epsilon), np.maximum(relative, epsilon * (1 + np.exp(best)))
 
 
 def better_explained(one: ChangedChoice | None, other: ChangedChoice | None) -> ChangedChoice | None:
@@ -97,21 +124,35 @@ def _changed_order(orders: tuple[Array, Array], scores: tuple[Array, Array]) -> 
     if rest or not 0 < each <= experts:
         return None
     choices = tuple(np.argsort(-array, axis=1, kind="stable")[:, :each] for array in (left, right))
-    if not all(map(_is_sorted_by, orders, choices)):
+    equal = tuple(_are_equal_at(array, each) for array in (left, right))
+    if not all(map(_is_sorted_by, orders, choices, equal)):
         return None
-    return changed_choice((choices[0], choices[1]), scores)
+    return _compared((choices[0], choices[1]), scores, unknown=equal[0] | equal[1])
 
 
-def _is_sorted_by(order: Array, choices: Array) -> bool:
-    """Whether a list holds first the tokens that chose the first expert, then those of the second, ..."""
+def _are_equal_at(scores: Array, each: int) -> Array:
+    """Return the tokens whose last chosen score is equal to the next one: either may be chosen."""
+    ordered = -np.sort(-scores, axis=1)
+    if each == scores.shape[1]:
+        return np.zeros(len(scores), bool)
+    return np.asarray(ordered[:, each - 1] == ordered[:, each])
+
+
+def _is_sorted_by(order: Array, choices: Array, equal: Array) -> bool:
+    """Whether a list holds first the tokens that chose the first expert, then those of the second, ...
+
+    equal: tokens with equal scores, which may be anywhere.
+    """
     tokens, each = choices.shape
     order = order.astype(np.int64)
     if order.min() < 0 or order.max() >= tokens * each:
         return False
     if each > 1 and np.array_equal(np.sort(order), np.arange(tokens * each)):
         order = order // each
-    expected = np.argsort(choices.reshape(-1), kind="stable") // each
-    ends = np.cumsum(np.bincount(choices.reshape(-1)))[:-1]
+    order = order[~equal[order]] if order.max() < tokens else order
+    choices = np.where(equal[:, None], -1, choices).reshape(-1)
+    expected = (np.argsort(choices, kind="stable") // each)[np.count_nonzero(choices < 0) :]
+    ends = np.cumsum(np.bincount(choices[choices >= 0]))[:-1]
     parts = zip(np.split(order, ends), np.split(expected, ends), strict=True)
     return all(np.array_equal(np.sort(ours), np.sort(theirs)) for ours, theirs in parts)
 
