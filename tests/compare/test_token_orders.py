@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from made_runs import values
 
-from tensortap.compare.measure.choices import changed_choice
+from tensortap.compare.measure.choices import ChangedChoice, changed_choice, error_without_tokens
 from tensortap.compare.measure.hidden import HiddenPositions
 
 Array = npt.NDArray[Any]
@@ -85,3 +85,13 @@ def test_a_short_sigmoid_ties_scores_that_differ(scores: Array, apart: float, ti
     other[5] = [0, 2]
     found = changed_choice((chosen, other), (short, short))
     assert found is not None and found.tied is tied
+
+
+def test_weights_of_an_attention_are_compared_without_changed_tokens() -> None:
+    choice = ChangedChoice(tokens=6, changed=1, tied=True, which=(4,), experts=2)
+    ours = values(4, (2, 5, 3, 3))
+    theirs = ours.copy()
+    theirs[1, :, 1] += 1  # token 4 is the second one of the second text
+    assert error_without_tokens(choice, ours.shape, lambda: (ours, theirs)) == 0.0
+    theirs[0, 0, 0, 0] += 1
+    assert error_without_tokens(choice, ours.shape, lambda: (ours, theirs)) != 0.0

@@ -507,8 +507,11 @@ def _keeps_gradients(reference: Side, candidate: Side, alignment: Alignment) -> 
 
 
 def _dimensions(side: Side) -> npt.NDArray[np.int8]:
-    offsets = side.shapes.offsets.to_numpy()
-    return np.asarray(np.diff(offsets), np.int8)  # a record has at most 64
+    """Return the number of dimensions. A tensor of three or more with a single long one, such as a token, is a vector."""
+    offsets, sizes = side.shapes.offsets.to_numpy(), side.shapes.flatten().to_numpy()
+    total = np.concatenate([[0], np.cumsum(sizes > 1)])
+    dimensions, long = np.diff(offsets), total[offsets[1:] - offsets[0]] - total[offsets[:-1] - offsets[0]]
+    return np.asarray(np.where((dimensions > 2) & (long == 1), 1, dimensions), np.int8)  # a record has at most 64
 
 
 def _scope(options: ComparisonOptions, renames: Callable[[str], str] | None, other: Run, apart: bool) -> Scope:

@@ -38,6 +38,7 @@ from tensortap.compare.judge.rules import (
     is_doubtful_sum,
     is_drowned,
 )
+from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, explain_by_conditioning
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
@@ -266,6 +267,10 @@ class PairJudge:
         elif not propagated and self._is_few_steps(row, sources):
             self.status[row], self.rule[row] = "close", FEW_STEPS
             return
+        elif not propagated and (rule := self._explain_by_conditioning(row, sources)):
+            self.status[row], self.rule[row] = "close", rule
+            self._note_cancelling(row, sources)
+            return
         elif not propagated and (doubt := self._doubt(row, sources)):
             self.status[row], self.rule[row] = "unjudged", doubt
             return
@@ -371,7 +376,8 @@ class PairJudge:
         """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""
         if self.evidence.error[row] <= MOST_ASSUMED:
             return
-        if JudgedPair(self.evidence, row, sources, 0.0).cancels or self.rule[row] == CANCELLED_GRADIENT:
+        noisy = self.rule[row] in (CANCELLED_GRADIENT, CANCELLED_ERROR)
+        if noisy or JudgedPair(self.evidence, row, sources, 0.0).cancels:
             self._cancelling.add(row)
             return
         kinds = self.structure.kind
@@ -379,6 +385,11 @@ class PairJudge:
         made = kinds[row] in (*GRADIENT_KINDS, "step_grad")
         if made and gradients and self._cancelling.issuperset(gradients):
             self._cancelling.add(row)
+
+    def _explain_by_conditioning(self, row: int, sources: Sequence[int]) -> str:
+        if row in self.pairs.other_gelus or row in self.ties.mistaken or row in self.pairs.masks:
+            return ""
+        return explain_by_conditioning(JudgedPair(self.evidence, row, sources, 0.0), self.evidence.error[row])
 
     def _doubt(self, row: int, sources: Sequence[int]) -> str:
         """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""

@@ -189,9 +189,11 @@ def error_without_tokens(
 ) -> float | None:
     """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
     leading = next((n for n in range(1, len(shape)) if np.prod(shape[:n]) == choice.tokens), 0)
-    if not leading or choice.which is None or len(choice.which) == choice.tokens:
+    by_head = len(shape) == 4 and shape[0] * shape[2] == choice.tokens  # as the weights of an attention
+    if not (leading or by_head) or choice.which is None or len(choice.which) == choice.tokens:
         return None
-    flat = (array.reshape(choice.tokens, -1).astype(np.float64) for array in arrays())
+    given = arrays() if leading else (np.swapaxes(array, 1, 2) for array in arrays())
+    flat = (array.reshape(choice.tokens, -1).astype(np.float64) for array in given)
     ours, theirs = (np.delete(array, list(choice.which), axis=0) for array in flat)
     size = float(np.linalg.norm(ours))
     return difference(ours, theirs).difference.l2 / size if size else None

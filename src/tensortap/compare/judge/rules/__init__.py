@@ -278,12 +278,17 @@ def _roundings_of_runs(pair: JudgedPair) -> float:
         return 0.0
     if pair.policy.noise is not None and pair.l2 < _RUNS_OF_ONE_SIGN * terms:
         return 0.0  # runs may cancel each other, but then measured noise shows it
-    return n / 4
+    return n / 4 * max(1.0, terms / pair.l2)
 
 
 def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
-    """Whether a sum of short numbers is off by more than is allowed, and a naive sum of them may be."""
-    if pair.kind != "param_grad" or not pair.is_vector or error > _MOST_DOUBTED or pair.policy.fixed:
+    """Whether a sum of short numbers is off by more than is allowed, and a naive sum of them may be.
+
+    Partial sums may be as large as the norm of the terms, however small the whole is.
+    """
+    if pair.kind != "param_grad" or not pair.is_vector or pair.policy.fixed:
+        return False
+    if error * pair.l2 > _MOST_DOUBTED * max(pair.l2, pair.terms):
         return False
     evidence = pair.evidence
     rounding = max((evidence.base[source] for source in pair.sources_of("grad_output")), default=0.0)
@@ -305,7 +310,8 @@ def _rounding_of_mean(pair: JudgedPair) -> float:
     size = max(sizes) * int(elements[pair.row]) ** 0.5
     given = [evidence.base[source] for source in pair.sources_of("input")]
     short = max((base for base in given if base >= SHORT), default=0.0)
-    return float(min(MOST_ASSUMED, max(pair.base / _ROUNDINGS_OF_LONG, short) * size / pair.l2))
+    # One epsilon of a long dtype is rounding, however little is left: a mean may be zero in theory, as after a norm.
+    return float(max(pair.base / _ROUNDINGS_OF_LONG * size / pair.l2, min(MOST_ASSUMED, short * size / pair.l2)))
 
 
 def _error_of_activations(pair: JudgedPair) -> float:

@@ -1,0 +1,84 @@
+"""Errors that a module enlarges by what it does with sizes: gradients that cancel out, and norms over uneven rows.
+
+These are asked only of pairs that no other rule allows: they need the calls that made a pair, and few pairs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
+from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED
+from tensortap.compare.judge.structure import CallRows
+
+__all__ = ["CANCELLED_ERROR", "ERROR_OF_PARTS", "explain_by_conditioning"]
+
+CANCELLED_ERROR = "error that came in, of what cancels out in it"
+ERROR_OF_PARTS = "error of the parts of its input: small rows count as much as large ones"
+
+
+def explain_by_conditioning(pair: JudgedPair, error: float) -> str:
+    """Return the rule that allows an error; empty if none does."""
+    if pair.policy.fixed or not pair.l2 > 0:
+        return ""
+    if error <= _error_of_cancelled(pair):
+        return CANCELLED_ERROR
+    return ERROR_OF_PARTS if error <= _error_of_parts(pair) else ""
+
+
+def _error_of_cancelled(pair: JudgedPair) -> float:
+    """A module sends back what it was given times its slope. A norm removes what is parallel to its output, and under
+    some losses little is left: all errors are then large against the rest.
+
+    The size of its output over that of its input is about its slope, whatever it computes.
+    """
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind not in ("grad_output", "grad_input"):
+        return 0.0
+    own = structure.call_of(pair.row) if pair.kind == "grad_input" else None
+    calls = structure.made_in(pair.row) if own is None else [own]
+    sent = max((_slope(pair, call) * _largest(pair, call.of("grad_output")) for call in calls), default=0.0)
+    if sent < CANCELS * pair.l2:
+        return 0.0
+    known = [row for row in pair.sources if not evidence.wrong[row] and evidence.is_known(row)]
+    worst = max((max(evidence.propagated[row], evidence.base[row]) for row in known), default=0.0)
+    return 2 * CANCELLED * worst * sent / pair.l2  # slopes of single rows may be larger
+
+
+def _error_of_parts(pair: JudgedPair) -> float:
+    """A norm enlarges small rows. What its input sums may be further off than the sum, which large rows dominate: where
+    a row consists of one of the parts, it is off by as much as that part is."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    kinds = {"output": "input", "grad_input": "grad_output"}
+    if pair.kind not in kinds or pair.is_made_by_container or pair.has_matrix or evidence.pairs.isolated is not None:
+        return 0.0
+    parts = _parts(evidence, pair.sources_of(kinds[pair.kind]))
+    errors = [evidence.propagated[part] for part in parts if not evidence.wrong[part] and evidence.is_known(part)]
+    return ENLARGED * max((error for error in errors if error < float("inf")), default=0.0)
+
+
+def _parts(evidence: Evidence, rows: Sequence[int]) -> set[int]:
+    """Return what some records were made from, above those that only hand them on."""
+    parts: set[int] = set()
+    seen = open_rows = set(rows)
+    while open_rows:
+        above = {(row, source) for row in open_rows for source in evidence.structure.sources(row) if source < row}
+        same = {source for row, source in above if _are_same(evidence, row, source)} - seen
+        parts |= {source for _, source in above}
+        seen, open_rows = seen | same, same
+    return parts
+
+
+def _are_same(evidence: Evidence, row: int, source: int) -> bool:
+    return evidence.error[row] == evidence.error[source] and evidence.l2[row] == evidence.l2[source]
+
+
+def _slope(pair: JudgedPair, call: CallRows) -> float:
+    given = _largest(pair, call.of("input"))
+    return _largest(pair, call.of("output")) / given if given > 0 and not call.children else 0.0
+
+
+def _largest(pair: JudgedPair, rows: Iterable[int]) -> float:
+    """Return the largest norm of some records of numbers that are rounded."""
+    evidence = pair.evidence
+    return max((evidence.l2[row] for row in rows if evidence.base[row] > 0), default=0.0)

@@ -1,0 +1,102 @@
+"""Errors that a right module enlarges: small rows, gradients that cancel out, means and sums that are nearly zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensortap as tt
+
+_WIDTH, _ROWS = 32, 24
+_KINDS = ("input", "output", "grad_input", "grad_output", "param_grad", "buffer")
+
+
+class _Rounded(nn.Module):
+    """Returns its input, moved by a rounding of a dtype, as another kernel may."""
+
+    def __init__(self, seed: int, epsilon: float) -> None:
+        super().__init__()
+        self.seed, self.epsilon = seed, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(x.shape, generator=torch.Generator().manual_seed(self.seed))
+        moved = (drawn < 0.1).float() - (drawn > 0.9).float()  # few elements round otherwise
+        return (x.float() * (1 + self.epsilon * moved)).to(x.dtype)
+
+
+class _Residual(nn.Module):
+    """A norm over the sum of large rows, small rows, and a branch that computes in a short dtype."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.kernel, self.norm = _Rounded(seed, 2.0**-8), nn.LayerNorm(_WIDTH)
+        self.branch, self.factor = nn.Linear(_WIDTH, _WIDTH), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = self.kernel(self.branch(x))
+        return self.norm(1000 * x * (torch.arange(_ROWS) > 4)[:, None] + made.float()) * self.factor
+
+
+class _Normed(nn.Module):
+    """Its loss hardly depends on more than the mean and the size of a norm's output, which are fixed."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.linear, self.kernel, self.norm = nn.Linear(_WIDTH, _WIDTH), _Rounded(seed, 2.0**-8), nn.LayerNorm(_WIDTH)
+        self.norm.bfloat16()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.kernel(self.linear(x).bfloat16())).float() * self.factor
+
+
+class _Centered(nn.Module):
+    """A running mean of numbers whose mean is zero."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.kernel, self.norm, self.factor = _Rounded(seed, 2.0**-23), nn.BatchNorm1d(_WIDTH), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.kernel(torch.cat([x, -x]))) * self.factor
+
+
+class _Token(nn.Module):
+    """A token that all rows share, and whose gradients cancel out between these."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, _WIDTH))
+        self.kernel, self.linear, self.factor = _Rounded(seed, 2.0**-23), nn.Linear(_WIDTH, _WIDTH), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(_ROWS, 1, _WIDTH), x[:, None]], 1)
+        signs = torch.where(torch.arange(_ROWS) % 2 == 0, 1.0, -1.0)
+        return self.linear(self.kernel(tokens)) * signs[:, None, None] * self.factor
+
+
+def record(path: Path, build: Callable[..., nn.Module], seed: int, keep: str, factor: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model = build(seed, factor)
+    x = torch.randn(_ROWS, _WIDTH)
+    with tt.capture(model, path, keep=keep, kinds=_KINDS):
+        y = model(x)
+        (y.sum() / 100 if build is _Token else (y - 0.3).square().mean()).backward()
+    return path
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+@pytest.mark.parametrize("build", [_Residual, _Normed, _Centered, _Token])
+def test_what_a_right_module_enlarges_is_no_divergence(
+    build: Callable[..., nn.Module], keep: str, tmp_path: Path
+) -> None:
+    reference, candidate = (record(tmp_path / str(seed), build, seed, keep) for seed in (1, 2))
+    found = tt.compare(reference, candidate)
+    assert found.first is None, found.sentence
+    wrong = tt.compare(reference, record(tmp_path / "wrong", build, 2, keep, factor=1.3))
+    assert wrong.first is not None and wrong.first.module == "", wrong.sentence
