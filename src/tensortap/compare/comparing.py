@@ -35,7 +35,7 @@ from tensortap.compare.judge.shown_elements import ShownElements
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import find_unread
-from tensortap.compare.matching import Matched, leave_out_padding, match, pairs_of, reference_movement
+from tensortap.compare.matching import Matched, match, pairs_of, reference_movement, without_padding
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.ranges import may_see_nothing, norms_between, ranges_between
@@ -116,9 +116,6 @@ def open_comparison(
             return judge(known, structure, policy, moved, without)
 
         judgement, doubts = judge_certain(pairs, structure, matched.levels, judge_pairs)
-        if leave_out_padding(matched, structure, judgement.born, (options.rtol, options.atol)):
-            pairs = replace(pairs_of(matched), other_gelus=pairs.other_gelus)
-            judgement, doubts = judge_certain(pairs, structure, matched.levels, judge_pairs)
         return _Judged(matched, pairs, policy, structure, judgement, doubts, judge_pairs)
 
     found = judged(plan)
@@ -140,6 +137,14 @@ def open_comparison(
     if born and all((finding.key.module, finding.key.path) in untied for finding in extra.values()):
         unread = find_unread(judgement, pairs, structure, policy, born, bool(missing), untied)
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]
+        if born and not unread.rows and not missing:
+            shown_alone = without_padding(matched, structure, judgement.born, (options.rtol, options.atol))
+            if shown_alone is not None:
+                other_pairs = replace(pairs_of(shown_alone), other_gelus=pairs.other_gelus)
+                if not (without := judge_pairs(other_pairs)).born:
+                    matched, pairs, judgement, born = shown_alone, other_pairs, without, []
+                    name_rules(judgement, matched.allowances)
+                    builder = matched.finding_builder(judgement, structure)
         sides = matched.reference, matched.candidate, matched.alignment
         right = set()
         if born and not unread.rows and may_see_nothing(*sides, pairs.masks):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -70,7 +71,7 @@ from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.outline import full_name
 from tensortap.store import Run
 
-__all__ = ["Matched", "errors_of", "leave_out_padding", "match", "measure_masks", "pairs_of", "reference_movement"]
+__all__ = ["Matched", "errors_of", "match", "measure_masks", "pairs_of", "reference_movement", "without_padding"]
 
 _FIRST_PART = 256
 _OTHER_SHAPE = "masks of two shapes, of which summaries do not show whether they hide the same"
@@ -304,23 +305,33 @@ def measure_masks(
         measures.take_mask(pair, found)
 
 
-def leave_out_padding(matched: Matched, structure: Structure, born: Sequence[int], tolerances: Tolerances) -> bool:
-    """Measure pairs again without padding, in the forward passes after the first step in which a difference is born;
-    return whether any was.
+def without_padding(
+    matched: Matched, structure: Structure, born: Sequence[int], tolerances: Tolerances
+) -> Matched | None:
+    """Return the runs with pairs measured without padding, in the forward passes after the first step in which a
+    difference is born; None if no pair is.
 
     Padding is a token whose embedding is nearly zero. An optimizer's step makes noise of it, and a norm enlarges that.
     """
     hidden: dict[tuple[int, int, int], HiddenPositions] = {}
-    found = {structure.scope[row] for row in born if structure.kind[row] in ("input", "output")}
-    later = {structure.scope[row] for row in born if not structure.is_at_start(row)} & found
-    for row in padding_masks(matched.reference, matched.alignment):
-        scope = _scope_at(matched.reference, row)
-        if scope in later and matched.reference.kept[row]:
-            hidden.setdefault(scope, HiddenPositions()).add(padding_positions(matched.reference.array(row)))
-    left, right = matched.reference, matched.candidate
-    rows, partners = matched.alignment.reference, matched.alignment.candidate
-    whole = left.kept[rows] & right.kept[partners] & ~matched.measures.equal & ~matched.measures.reshaped
-    return _measure_without(matched, np.flatnonzero(whole), hidden, tolerances)
+    scopes = {
+        structure.scope[row]
+        for row in born
+        if structure.kind[row] in ("input", "output") and not structure.is_at_start(row)
+    }
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    for row in padding_masks(left, alignment) if scopes else ():
+        scope = _scope_at(left, row)
+        if scope in scopes and left.kept[row]:
+            hidden.setdefault(scope, HiddenPositions()).add(padding_positions(left.array(row)))
+    if not any(hidden.values()):
+        return None
+    found = replace(matched, measures=deepcopy(matched.measures))
+    whole = left.kept[alignment.reference] & right.kept[alignment.candidate]
+    _measure_without(
+        found, np.flatnonzero(whole & ~found.measures.equal & ~found.measures.reshaped), hidden, tolerances
+    )
+    return found if len(found.measures.shown) > len(matched.measures.shown) else None
 
 
 def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
@@ -333,12 +344,11 @@ def _measure_without(
     pairs: npt.NDArray[np.int64],
     hidden: Mapping[tuple[int, int, int], HiddenPositions],
     tolerances: Tolerances,
-) -> bool:
-    """Measure pairs again without the positions that are hidden in their forward pass; return whether any was."""
+) -> None:
+    """Measure pairs again without the positions that are hidden in their forward pass."""
     left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
     if not any(hidden.values()):
-        return False
-    before = len(measures.shown)
+        return
     from_loss = left.kind.among(("grad_output",)) & left.module.among(("",))  # shows whether the loss reads them
     for pair in pairs[(left.phase.among(("forward",)) | from_loss)[alignment.reference[pairs]]].tolist():
         row, partner = int(alignment.reference[pair]), int(alignment.candidate[pair])
@@ -350,7 +360,6 @@ def _measure_without(
             continue
         if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
             measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)
-    return len(measures.shown) > before
 
 
 def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPositions]:
@@ -407,12 +416,12 @@ def _diverges(matched: Matched, last: int, options: ComparisonOptions) -> bool:
     policy = Policy(options.rtol, options.atol, mapped=mapped)
     known, structure = matched.levels(), matched.structure()
 
-    def births() -> list[int]:
-        return judge(pairs_of(matched), structure, policy, reference_movement(matched)).born
+    def births(of: Matched) -> list[int]:
+        return judge(pairs_of(of), structure, policy, reference_movement(of)).born
 
-    born = births()
-    if leave_out_padding(matched, structure, born, (options.rtol, options.atol)):
-        born = births()
+    born = births(matched)
+    if (shown := without_padding(matched, structure, born, (options.rtol, options.atol))) is not None:
+        born = births(shown) and born
     born = [row for row in born if known[row] == CERTAIN]
 
     def when(pair: int) -> tuple[int, int]:
@@ -507,7 +516,7 @@ def _keeps_gradients(reference: Side, candidate: Side, alignment: Alignment) -> 
 
 
 def _dimensions(side: Side) -> npt.NDArray[np.int8]:
-    """Return the number of dimensions. A tensor of three or more with a single long one, such as a token, is a vector."""
+    """Return the numbers of dimensions; 1 for a vector in three or more, such as a token of 1×1×n."""
     offsets, sizes = side.shapes.offsets.to_numpy(), side.shapes.flatten().to_numpy()
     total = np.concatenate([[0], np.cumsum(sizes > 1)])
     dimensions, long = np.diff(offsets), total[offsets[1:] - offsets[0]] - total[offsets[:-1] - offsets[0]]

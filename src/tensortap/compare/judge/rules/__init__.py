@@ -86,6 +86,8 @@ _FLOWING = ("input", "output", "grad_output", "grad_input")
 _MOST_DOUBTED = 1 / 3
 """The largest relative error of a sum of short numbers that is left unjudged. Half of a batch is more; so is
 a factor of 1.2, which counts double along the tensor."""
+_PARTLY_CANCELS = 2.0
+"""Times that the terms of a sum are larger than the sum, from which on signs are not random."""
 _ROUNDINGS_OF_LONG = 16.0
 """Epsilons in the rounding of a long dtype."""
 _FEW_ROUNDINGS = 4.0
@@ -284,11 +286,12 @@ def _roundings_of_runs(pair: JudgedPair) -> float:
 def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
     """Whether a sum of short numbers is off by more than is allowed, and a naive sum of them may be.
 
-    Partial sums may be as large as the norm of the terms, however small the whole is.
+    Partial sums are as large as the norm of the terms, however small the whole is.
     """
     if pair.kind != "param_grad" or not pair.is_vector or pair.policy.fixed:
         return False
-    if error * pair.l2 > _MOST_DOUBTED * max(pair.l2, pair.terms):
+    partial = pair.terms if pair.terms > _PARTLY_CANCELS * pair.l2 else pair.l2
+    if error * pair.l2 > _MOST_DOUBTED * partial:
         return False
     evidence = pair.evidence
     rounding = max((evidence.base[source] for source in pair.sources_of("grad_output")), default=0.0)

@@ -48,7 +48,7 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
 def _error_of_parts(pair: JudgedPair) -> float:
     """A norm enlarges small rows. What its input sums may be further off than the sum, which large rows dominate: where
     a row consists of one of the parts, it is off by as much as that part is."""
-    evidence, structure = pair.evidence, pair.evidence.structure
+    evidence = pair.evidence
     kinds = {"output": "input", "grad_input": "grad_output"}
     if pair.kind not in kinds or pair.is_made_by_container or pair.has_matrix or evidence.pairs.isolated is not None:
         return 0.0
