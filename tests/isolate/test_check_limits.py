@@ -356,3 +356,13 @@ def test_regions_of_one_block_are_distinguished_when_recomputed(tmp_path: Path, 
     ran(lambda model: tt.capture(model, tmp_path / "a", keep="tensors", kinds=KINDS))
     result = ran(lambda model: tt.check(model, tmp_path / "a")).result
     assert result.verdict == "match" and result.counts.keys() == {"equal"}, result.sentence
+
+
+def test_tensors_without_elements_are_replaced(tmp_path: Path) -> None:
+    """As those of an expert that no token chose: they have one place in the run, and several shapes."""
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8))
+    with tt.capture(net, tmp_path / "run", keep="tensors", kinds=KINDS):
+        net(torch.empty(0, 8)).sum().backward()
+    with tt.check(net, tmp_path / "run") as check:
+        net(torch.empty(0, 8)).sum().backward()
+    assert check.result.first is None, check.result.sentence

@@ -54,7 +54,7 @@ class ReferenceRecords:
         self._known: dict[Key, Counterpart] = {}
         self._coarsest: dict[tuple[str, int], str] = {}
         self._template: Record | None = None
-        self._last: tuple[Location | None, npt.NDArray[Any]] = (None, np.empty(0))
+        self._last: tuple[tuple[Location, tuple[int, ...]] | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
         self.steps: list[int] = sorted(pc.unique(self._rows.column("step")).to_pylist())
         found = set(pc.unique(self._rows.column("kind")).to_pylist())
@@ -105,12 +105,13 @@ class ReferenceRecords:
 
     def values(self, found: Counterpart) -> npt.NDArray[Any]:
         """Return the recorded tensor, read-only."""
-        if found.location != self._last[0]:
-            assert found.location is not None
+        assert found.location is not None
+        place = found.location, found.shape  # tensors without elements have one location
+        if place != self._last[0]:
             # One Record serves as a template, because building one for each tensor is slow.
             self._template = self._template or self.run.at(self.rank, 0)
             record = replace(self._template, dtype=found.dtype, shape=found.shape, location=found.location)
-            self._last = found.location, self.run.load(record)
+            self._last = place, self.run.load(record)
         return self._last[1]
 
     def _read_step(self, step: int) -> dict[Key, Counterpart]:
