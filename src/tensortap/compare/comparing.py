@@ -161,7 +161,7 @@ def open_comparison(
             matched.measures.limits |= pairs.limits
             builder = matched.finding_builder(judgement, structure)
             born = find_births(builder) or first_wrong_pair(builder)
-        read = find_read_hidden(judgement, pairs, structure, born)
+        read = find_read_hidden(judgement, pairs, structure, born, matched.reference_array)
         judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)

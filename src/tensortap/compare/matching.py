@@ -130,6 +130,11 @@ class Matched:
         comparable = not frameworks_differ(self.reference.run, self.candidate.run)
         return SettingDifferences(self.reference, self.candidate, self.alignment, comparable)
 
+    def reference_array(self, pair: int) -> npt.NDArray[Any] | None:
+        """Return the reference's tensor of a pair; None if it was not kept."""
+        row = int(self.alignment.reference[pair])
+        return self.reference.array(row) if self.reference.kept[row] else None
+
     def _class(self, pair: int) -> str:
         """Return the class of a pair's module."""
         row = int(self.alignment.reference[pair])

@@ -32,12 +32,19 @@ _MOST_ALONG = 0.5
 
 
 def find_read_hidden(
-    judgement: Judgement, pairs: Pairs, structure: Structure, births: Sequence[Finding]
+    judgement: Judgement,
+    pairs: Pairs,
+    structure: Structure,
+    births: Sequence[Finding],
+    gradient_of: Callable[[int], Array | None],
 ) -> UnreadDifferences:
     """Return the wrong rows from the first backward on, if its loss reads positions at which two kinds of attention
     differ; none if something is wrong in the forward before.
 
-    The gradient that the loss sends back shows it. Whole tensors show that it differs at these positions alone.
+    The gradient that the loss sends back shows it. Whole tensors show that it differs at these positions alone, or that
+    it is right and not zero there, however little the loss itself differs.
+
+    gradient_of: returns the reference's tensor of a row; None if it was not kept.
     """
     rows = [birth.row for birth in births if birth.row is not None]
     if pairs.isolated is not None or not rows:
@@ -57,7 +64,14 @@ def find_read_hidden(
         for row in gradients
         if pairs.dimensions[row] > 0 and (row in pairs.limits if row in pairs.shown else not _is_scaled(row, pairs))
     )
-    if not differs or not read:
+    right = [row for row in gradients if judgement.status[row] not in WRONG_STATUSES]
+    masks = [mask for row, mask in pairs.masks.items() if mask.is_other_convention and structure.scope[row] == scope]
+    certain = any(_is_hidden(row, judgement, pairs) for row in outputs) and any(
+        mask.positions is not None and (given := gradient_of(row)) is not None and _is_at(mask.positions, given)
+        for row in right
+        for mask in masks[:1]
+    )
+    if not certain and not (differs and read):
         return UnreadDifferences()
     steps = np.array([each[1] for each in structure.scope])
     wrong = np.flatnonzero(judgement.having(*WRONG_STATUSES) & (steps >= scope[1])).tolist()
