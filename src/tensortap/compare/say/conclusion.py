@@ -100,11 +100,11 @@ def conclude(
         said += f" {matched.splits.words()}."
     covered = verdict == "match" and _are_covered(matched, judgement)
     if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
-        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, said)
+        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, isolated, said)
     if verdict == "match" and READ_HIDDEN in judgement.rule:
         verdict, said = "incomparable", sentence.describe_read_hidden(said)
     if verdict == "match" and not covered and (doubted := _far_off(matched, judgement)):
-        verdict, said = "incomparable", f"Cannot tell whether the runs match: {doubted}. {said}"
+        verdict, said = "incomparable", sentence.describe_open(doubted, isolated, said)
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":
@@ -180,7 +180,8 @@ def _far_off(matched: Matched, judgement: Judgement) -> str:
     ]
     if not rows:
         return ""
-    worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))
+    known = [row for row in rows if matched.measures.rel_l2[row] < float("inf")]  # not if the reference is zero
+    worst = max(known or rows, key=lambda row: float(matched.measures.rel_l2[row]))
     off = sentence.rounded(float(matched.measures.rel_l2[worst]))
     key = matched.reference.key(int(matched.alignment.reference[worst]))
     more = f" and {len(rows) - 1:,} more are" if len(rows) > 1 else " is"

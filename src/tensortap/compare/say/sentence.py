@@ -22,6 +22,7 @@ __all__ = [
     "describe_match",
     "describe_moved_parameters",
     "describe_none_judged",
+    "describe_open",
     "describe_open_ties",
     "describe_other_arguments",
     "describe_other_steps",
@@ -404,10 +405,24 @@ def describe_undecided(guessed: str) -> str:
     return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 
 
-def describe_open_ties(pairs: int, rest: str) -> str:
+def describe_open_ties(pairs: int, isolated: bool, rest: str) -> str:
     """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
     which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
-    return f"Cannot tell whether the runs match: {which}. {rest}"
+    return describe_open(which, isolated, rest)
+
+
+def describe_open(why: str, isolated: bool, rest: str) -> str:
+    """Say that the verdict is open, why, and what would show more: in a check no error propagates.
+
+    >>> describe_open("2 pairs depend on others", True, "The rest matches.")
+    'Cannot tell whether the runs match: 2 pairs depend on others. To tell, compare in float32. The rest matches.'
+    """
+    isolating = (
+        'check the candidate on the reference\'s own inputs (tensortap.check; captured with keep="tensors"), or '
+    )
+    return (
+        f"Cannot tell whether the runs match: {why}. To tell, {'' if isolated else isolating}compare in float32. {rest}"
+    )
 
 
 def describe_read_hidden(rest: str) -> str:
