@@ -25,9 +25,7 @@ __all__ = ["UNREAD", "UNREAD_PADDING", "UNREAD_ROUGHLY", "UnreadDifferences", "f
 
 UNREAD = "it differs beside a mask in another convention, and no gradient of a parameter depends on it"
 UNREAD_PADDING = "it differs beside a mask that hides padding, and no gradient of a parameter depends on it"
-UNREAD_ROUGHLY = (
-    "it differs beside a mask that hides positions, and gradients are too rough to show what depends on it"
-)
+UNREAD_ROUGHLY = "it differs beside a mask that hides positions, and gradients are too rough to show what depends on it"
 AGREES = "no difference of the forward pass reaches it"
 _FORWARD = ("input", "output")
 _AFTER_BACKWARD = ("param", "buffer", "step_grad")

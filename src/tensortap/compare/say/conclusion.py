@@ -28,6 +28,7 @@ from tensortap.compare.say.precision import describe_less_exact, describe_withou
 from tensortap.compare.say.result_sentence import sentence_of, several_ranks
 from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
+from tensortap.compare.translate.mapped import frameworks_differ
 from tensortap.core.records import Comparison, Finding, Unmatched, Verdict
 
 __all__ = ["conclude"]
@@ -98,13 +99,14 @@ def conclude(
         if verdict == "match" and not matched.splits.gradients:
             verdict, said = "incomparable", f"Too little in common to judge. {said}"
         said += f" {matched.splits.words()}."
+    checked = isolated or frameworks_differ(left.run, right.run)
     covered = verdict == "match" and _are_covered(matched, judgement)
     if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
-        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, isolated, said)
+        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, checked, said)
     if verdict == "match" and READ_HIDDEN in judgement.rule:
         verdict, said = "incomparable", sentence.describe_read_hidden(said)
     if verdict == "match" and not covered and (doubted := _far_off(matched, judgement)):
-        verdict, said = "incomparable", sentence.describe_open(doubted, isolated, said)
+        verdict, said = "incomparable", sentence.describe_open(doubted, checked, said)
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":

@@ -411,18 +411,16 @@ def describe_open_ties(pairs: int, isolated: bool, rest: str) -> str:
     return describe_open(which, isolated, rest)
 
 
-def describe_open(why: str, isolated: bool, rest: str) -> str:
+def describe_open(why: str, checked: bool, rest: str) -> str:
     """Say that the verdict is open, why, and what would show more: in a check no error propagates.
 
-    >>> describe_open("2 pairs depend on others", True, "The rest matches.")
-    'Cannot tell whether the runs match: 2 pairs depend on others. To tell, compare in float32. The rest matches.'
+    checked: whether it is a check already, or none is possible, as between two frameworks.
+
+    >>> describe_open("2 pairs differ", True, "All else matches.")
+    'Cannot tell whether the runs match: 2 pairs differ. To tell, compare fewer steps, or in float32. All else matches.'
     """
-    isolating = (
-        'check the candidate on the reference\'s own inputs (tensortap.check; captured with keep="tensors"), or '
-    )
-    return (
-        f"Cannot tell whether the runs match: {why}. To tell, {'' if isolated else isolating}compare in float32. {rest}"
-    )
+    isolating = "" if checked else "check the candidate on the reference's own inputs (tensortap.check), or "
+    return f"Cannot tell whether the runs match: {why}. To tell, {isolating}compare fewer steps, or in float32. {rest}"
 
 
 def describe_read_hidden(rest: str) -> str:
