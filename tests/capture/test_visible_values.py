@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import tensortap as tt
+from support import fake_gpu
+from tensortap.frameworks.torch.framework import Torch
+from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels.summary.visible import SUMS, along, in_copies, sketch_of_visible
 
 ROWS, LENGTH, WIDTH = 3, 6, 8
@@ -61,6 +64,26 @@ def test_the_first_step_alone_has_them_and_the_gradient_that_enters(tmp_path: Pa
     root = facts.value("visible", 0)
     assert root is not None and {"0.hidden", "0.0.output.0", "0.0.grad_output.0"} <= set(root)
     assert len(b64decode(root["0.0.output.0"])) == 4 * SUMS
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_tensors_on_a_device_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    """With a reader of plain operations, and with one of kernels that may let reads wait."""
+    here = recorded(tmp_path / "here", padded()).loop()
+    if kernels:
+        monkeypatch.setitem(fake_gpu.ITEMS, "int64", 8)
+        fake_gpu.install(monkeypatch)
+    else:
+        reader = OpsReader()
+        monkeypatch.setattr(Torch, "device_reader", lambda self, tensor: reader)
+    there = recorded(tmp_path / "there", padded()).loop()
+    for subject in ("", "first", "second"):
+        ours, theirs = here.value("visible", 0, subject), there.value("visible", 0, subject)
+        assert ours is not None and theirs is not None and list(ours) == list(theirs)
+        for name in ours:
+            if name != "0.hidden":
+                values = [np.frombuffer(b64decode(each[name]), "<f4") for each in (ours, theirs)]
+                np.testing.assert_allclose(values[0], values[1], rtol=1e-6)
 
 
 def test_a_batch_without_padding_has_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
-from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.device_reader import DeviceReader, TokenHold, VisibleSketches
 from tensortap.frameworks.hooks import NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
@@ -286,6 +286,9 @@ class Devices(Protocol):
 
     def pinning(self, model: Any) -> MemoryPinning | None:
         """Return what pins memory for copies from the model's device; None if the model is in host memory."""
+
+    def visible_sketches(self) -> VisibleSketches | None:
+        """Return what sketches tensors on a device without hidden positions; None if nothing does."""
 
 
 class Framework(Process, ModelStructure, Hooks, Autograd, TensorValues, Devices, Protocol):

@@ -22,6 +22,7 @@ __all__ = [
     "SlotPlacement",
     "TensorDescription",
     "TokenHold",
+    "VisibleSketches",
 ]
 
 TensorDescription = tuple[Hashable | None, TensorKind, bool]
@@ -93,6 +94,19 @@ class TokenHold(Protocol):
 
     def clear(self) -> None:
         """Release all tokens."""
+
+
+class VisibleSketches(Protocol):
+    """Sketches tensors on their device without the positions that a mask hides."""
+
+    def add(self, tensor: Any, hidden: npt.NDArray[np.bool_]) -> int | None:
+        """Sketch a tensor with zeros where `hidden`, broadcast to its shape, is true.
+
+        Return the number of the sketch; None if it cannot be made.
+        """
+
+    def fetch(self) -> npt.NDArray[np.float32]:
+        """Wait for all sketches, and return one for each number."""
 
 
 class NativeReads(NamedTuple):

@@ -14,7 +14,7 @@ from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, HostMemory, Identity, Remove
 from tensortap.frameworks.capabilities import DeviceMark
-from tensortap.frameworks.device_reader import DeviceReader, TokenHold
+from tensortap.frameworks.device_reader import DeviceReader, TokenHold, VisibleSketches
 from tensortap.frameworks.hooks import NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
@@ -194,6 +194,9 @@ class FrameworkBase:
         return None
 
     def pinning(self, model: Any) -> MemoryPinning | None:
+        return None
+
+    def visible_sketches(self) -> VisibleSketches | None:
         return None
 
     def device_mark(self, model: Any) -> DeviceMark | None:

@@ -4,22 +4,24 @@ Two kinds of attention return other values at positions that see nothing, such a
 reads these. A summary mixes all positions, so that this difference hides a mistake elsewhere. A second sketch, over the
 other positions alone, shows it. The first recorded step has one for each input and output with the axes of the mask,
 and for the gradients that enter the model: what code computes is the same in later steps. They become the loop fact
-`visible` of a module. Tensors on a device are left out: reading them would make the host wait.
+`visible` of a module. Tensors on a device are sketched there, and the host waits for all of them once.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework, Identity
+from tensortap.frameworks.device_reader import VisibleSketches
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
-from tensortap.kernels.summary.visible import COPIES, Positions, along, in_copies, sketch_of_visible
+from tensortap.kernels.summary.visible import COPIES, Positions, along, folded, in_copies, sketch_of_visible
 
 __all__ = ["VisibleValues"]
 
@@ -35,9 +37,10 @@ class VisibleValues:
         self._write = write
         self._hidden: dict[int, list[Positions]] = {}
         """By micro step: what the masks hide that the model is given."""
-        self._found: dict[str, dict[str, str]] = {}
-        self._known: dict[Hashable, tuple[Identity, bytes, str]] = {}
+        self._found: dict[str, dict[str, _Sketch]] = {}
+        self._known: dict[Hashable, tuple[Identity, bytes, _Sketch | None]] = {}
         """Sketches of tensors that the step has shown."""
+        self._on_device: VisibleSketches | None = None
         self._over = False
 
     def begins(self, micro: int, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -45,11 +48,12 @@ class VisibleValues:
         if self._over:
             return
         with suppress_errors():
-            masks = [self._framework.host(each) for path, each in tensors if "mask" in path and self._is_here(each)]
-            hidden = [each == 0 for each in masks if each.ndim == 2 and each.dtype.kind in "biu"]
+            given = [each for path, each in tensors if "mask" in path and self._is_readable(each)]
+            masks = [self._framework.host(each) for each in given if len(self._framework.local_shape(each)) == 2]
+            hidden = [each == 0 for each in masks if each.dtype.kind in "biu"]
             if found := [each for each in hidden if each.any()]:
                 self._hidden[micro] = found
-                self._found.setdefault("", {})[f"{micro}.hidden"] = " ".join(map(_digest, found))
+                self._found.setdefault("", {})[f"{micro}.hidden"] = _Sketch(" ".join(map(_digest, found)))
 
     def seen(self, module: str, micro: int, call: int, kind: str, tensors: Iterable[tuple[str, Any]]) -> None:
         """Take values of a call, or a gradient at its outputs."""
@@ -57,41 +61,74 @@ class VisibleValues:
             return
         with suppress_errors():
             for path, tensor in tensors:
-                if self._is_here(tensor) and (text := self._sketch(tensor, self._hidden[micro])):
-                    self._found.setdefault(module, {})[f"{micro}.{call}.{kind}.{path}"] = text
+                if self._is_readable(tensor) and (sketch := self._sketch(tensor, self._hidden[micro])) is not None:
+                    self._found.setdefault(module, {})[f"{micro}.{call}.{kind}.{path}"] = sketch
 
     def end_step(self, step: int) -> None:
         """Write what was found in the first step, and take nothing from then on."""
-        for module, found in self._found.items():
-            self._write(step, "visible", module, found)
+        with suppress_errors():
+            there = [] if self._on_device is None else [_as_text(folded(each)) for each in self._on_device.fetch()]
+            for module, found in self._found.items():
+                self._write(step, "visible", module, {name: sketch.text(there) for name, sketch in found.items()})
         self._found, self._known, self._hidden, self._over = {}, {}, {}, True
+        self._on_device = None
 
-    def _is_here(self, tensor: Any) -> bool:
-        return self._framework.device_reader(tensor) is None and not self._framework.unreadable(tensor)
+    def _is_readable(self, tensor: Any) -> bool:
+        return not self._framework.unreadable(tensor)
 
-    def _sketch(self, tensor: Any, hidden: list[Positions]) -> str:
-        """Return the sketch of a tensor as text; empty if it does not have the axes of a mask."""
-        array = self._framework.host(tensor)
-        if array.ndim < 2 or array.dtype.kind == "b":
-            return ""
-        identity, sample = self._framework.identity(tensor), probe(array)
+    def _sketch(self, tensor: Any, hidden: list[Positions]) -> _Sketch | None:
+        """Return the sketch of a tensor; None if it does not have the axes of a mask."""
+        here = self._framework.device_reader(tensor) is None
+        if len(self._framework.local_shape(tensor)) < 2:
+            return None
+        identity, sample = self._framework.identity(tensor), probe(self._framework.host(tensor)) if here else b""
         if identity is not None and (known := self._known.get(identity.token)) is not None:
-            before, same, text = known
+            before, same, sketch = known
             if before.alive() and same == sample:
-                return text
-        text = _sketch_as_text(array, hidden)
+                return sketch
+        sketch = self._sketch_here(tensor, hidden) if here else self._sketch_there(tensor, hidden)
         if identity is not None:
-            self._known[identity.token] = identity, sample, text
-        return text
+            self._known[identity.token] = identity, sample, sketch
+        return sketch
+
+    def _sketch_here(self, tensor: Any, hidden: list[Positions]) -> _Sketch | None:
+        array = self._framework.host(tensor)
+        mark, where = _hidden_in(array.shape, hidden)
+        if where is None or array.dtype.kind == "b":
+            return None
+        return _Sketch(mark + _as_text(sketch_of_visible(array, where)))
+
+    def _sketch_there(self, tensor: Any, hidden: list[Positions]) -> _Sketch | None:
+        if self._on_device is None:
+            self._on_device = self._framework.visible_sketches()
+        mark, where = _hidden_in(self._framework.local_shape(tensor), hidden)
+        if where is None or self._on_device is None:
+            return None
+        number = self._on_device.add(tensor, where)
+        return None if number is None else _Sketch(mark, number)
 
 
-def _sketch_as_text(array: npt.NDArray[Any], hidden: list[Positions]) -> str:
-    """Return the sketch; after COPIES if the array may hold several copies of all positions; empty if there is none."""
+class _Sketch(NamedTuple):
+    """The text of a sketch, or its beginning and the number of a sketch on a device."""
+
+    beginning: str
+    number: int | None = None
+
+    def text(self, there: Sequence[str]) -> str:
+        return self.beginning if self.number is None else self.beginning + there[self.number]
+
+
+def _hidden_in(shape: tuple[int, ...], hidden: list[Positions]) -> tuple[str, Positions | None]:
+    """Return where positions are hidden in a shape, after COPIES if it may hold several copies of all positions."""
     for find, mark in ((along, ""), (in_copies, COPIES)):
         for positions in hidden:
-            if (where := find(positions, array.shape)) is not None:
-                return mark + b64encode(sketch_of_visible(array, where).astype("<f4").tobytes()).decode()
-    return ""
+            if (where := find(positions, shape)) is not None:
+                return mark, where
+    return "", None
+
+
+def _as_text(sketch: npt.NDArray[np.float32]) -> str:
+    return b64encode(sketch.astype("<f4").tobytes()).decode()
 
 
 def _digest(hidden: Positions) -> str:

@@ -31,7 +31,7 @@ from tensortap.frameworks.torch.tensors import NAMES, dense
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS, ROW, ROW_SEED, SIGN_SEED, digest_weights, line_hash
 
-__all__ = ["OpsReader"]
+__all__ = ["OpsReader", "OpsSketches"]
 
 _ROWS = 1 << 11
 """Rows at a time. Their unpacked values, some tens of megabytes, are all the memory that is needed."""
@@ -161,6 +161,30 @@ class OpsReader:
 
     def close(self) -> None:
         self._step = _StepResults()
+
+
+class OpsSketches:
+    """Sketches of tensors on any device without hidden positions. Implements `VisibleSketches`.
+
+    No kernel of a lane reads them: lanes count tensors, to find out how long others may wait.
+    """
+
+    def __init__(self) -> None:
+        self._reader = OpsReader()
+        self._tickets: list[OpsTicket] = []
+
+    def add(self, tensor: torch.Tensor, hidden: npt.NDArray[np.bool_]) -> int | None:
+        if tensor.dtype is torch.bool or tensor.is_complex():
+            return None
+        with torch.no_grad():
+            where = torch.from_numpy(np.ascontiguousarray(hidden)).to(tensor.device)
+            self._tickets.append(self._reader.submit(dense(tensor.detach()).masked_fill(where, 0)))
+        return len(self._tickets) - 1
+
+    def fetch(self) -> npt.NDArray[np.float32]:
+        self._reader.end_step()
+        sketches: npt.NDArray[np.float32] = self._reader.collect(self._tickets).columns["sketch"]
+        return sketches
 
 
 class _HostPart:

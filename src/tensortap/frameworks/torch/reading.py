@@ -19,7 +19,7 @@ from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.frameworks.base import HostMemory, Identity
 from tensortap.frameworks.capabilities import DeviceMark
-from tensortap.frameworks.device_reader import DeviceReader
+from tensortap.frameworks.device_reader import DeviceReader, VisibleSketches
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.kinds import KindTable
 from tensortap.frameworks.torch.memory import StorageAlive, StorageHold, token_of
@@ -140,6 +140,11 @@ class TensorReading:
         if kind not in self._device_readers:
             self._device_readers[kind] = _device_reader_for(kind, tensor.device)
         return self._device_readers[kind]
+
+    def visible_sketches(self) -> VisibleSketches | None:
+        from tensortap.frameworks.torch.ops_reader import OpsSketches
+
+        return OpsSketches()
 
     def device_mark(self, model: torch.nn.Module) -> DeviceMark | None:
         from tensortap.frameworks.torch.cuda.timeline import cuda_mark

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["COPIES", "SUMS", "Positions", "along", "in_copies", "sketch_of_visible"]
+__all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "sketch_of_visible"]
 
 SUMS = 64
 """A distance is then known to 9 %, which suffices to tell rounding from a mistake."""
@@ -60,5 +60,10 @@ def in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
 def sketch_of_visible(array: Array, where: Positions) -> npt.NDArray[np.float32]:
     """Return the sketch of an array without hidden positions, which `along` or `in_copies` found in its shape."""
     shown = np.where(where, np.zeros((), array.dtype), array)
-    folded: npt.NDArray[np.float32] = fold(summarize(np.ascontiguousarray(shown)).sketch[None], SUMS)[0]
-    return folded
+    return folded(summarize(np.ascontiguousarray(shown)).sketch)
+
+
+def folded(sketch: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the few sums of a whole sketch."""
+    sums: npt.NDArray[np.float32] = fold(sketch[None], SUMS)[0]
+    return sums
