@@ -19,7 +19,7 @@ until the next line with the same `fact` and `of`. Facts:
                                 kind, path and rel_l2 of the value; written once for a module
     rows        of ""           for each input in host memory, by micro step and path ("0.input_ids"): a digest of its
                                 rows, whatever their order
-    visible     of a module     in the first recorded step, if its batch has padding, for each value in host memory with
+    visible     of a module     in the first recorded step, if its batch has padding, for each value with
                                 the axes of its mask, by micro step, call, kind and path ("0.0.output.0"): its sketch
                                 without the hidden positions (`kernels.summary.visible`), 64 float32 in base64,
                                 after "copies:" if it may hold several copies of all positions; of "" also "0.hidden":
