@@ -36,6 +36,8 @@ from tensortap.compare.judge.rules.margins import (
     MOST_ASSUMED,
     MOST_CANCELLED,
     NEGLIGIBLE,
+    ROUNDED_APART,
+    SHARE_ROUNDED_APART,
     SHORT,
     SYSTEMATIC,
 )
@@ -220,6 +222,14 @@ def _rounding_of_sources(pair: JudgedPair) -> float:
     if pair.kind == "param_grad" and pair.is_vector:
         longer = max(longer, _roundings_of_partial_sums(pair))
     return _assumed(pair, max((*coarse, longer * _short_rounding(pair))))
+
+
+def _few_rounded_apart(pair: JudgedPair) -> float:
+    """The own code of a container may compute in a short dtype, as under autocast, and keep the result in a long one.
+    Of right code, any few elements may be rounded to the other side, by half an epsilon each."""
+    elements = max(1, int(pair.evidence.pairs.elements[pair.row]))
+    share = max(ROUNDED_APART / elements, SHARE_ROUNDED_APART)
+    return float(pair.evidence.short_rounding / 2 * min(1.0, share) ** 0.5)
 
 
 def _short_rounding(pair: JudgedPair) -> float:
@@ -427,6 +437,12 @@ RULES: tuple[Rule, ...] = (
         lambda pair: True,
         _rounding_of_sources,
         in_columns=columns.rounding_of_sources,
+    ),
+    Rule(
+        "elements that are rounded to the other side inside",
+        lambda pair: pair.is_made_by_container and pair.base < SHORT,
+        _few_rounded_apart,
+        in_columns=columns.few_rounded_apart,
     ),
     Rule(
         "rounding of statistics over all positions",

@@ -24,6 +24,8 @@ from tensortap.compare.judge.rules.margins import (
     MOST_ASSUMED,
     MOST_CANCELLED,
     NEGLIGIBLE,
+    ROUNDED_APART,
+    SHARE_ROUNDED_APART,
     SHORT,
     SYSTEMATIC,
 )
@@ -157,6 +159,13 @@ def measured_noise(pairs: PairColumns) -> Floats:
 
 def rounding_of_sources(pairs: PairColumns) -> Floats:
     return np.where(pairs.has(BY_CONTAINER), pairs.evidence.mixed_rounding, 0.0)
+
+
+def few_rounded_apart(pairs: PairColumns) -> Floats:
+    elements = np.maximum(np.asarray(pairs.evidence.pairs.elements)[pairs.rows], 1)
+    share = np.minimum(1.0, np.maximum(ROUNDED_APART / elements, SHARE_ROUNDED_APART))
+    allowed = pairs.evidence.short_rounding / 2 * root(share)
+    return np.where(pairs.has(BY_CONTAINER) & (pairs.base < SHORT), allowed, 0.0)
 
 
 def rounding_of_statistics(pairs: PairColumns) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats, Pairs
-from tensortap.compare.judge.rules.margins import CANCELS
+from tensortap.compare.judge.rules.margins import CANCELS, SHORT
 from tensortap.compare.judge.rules.optimizer_gradients import OptimizerGradients
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
@@ -157,6 +157,12 @@ class Evidence:
     def mixed_rounding(self) -> float:
         """The rounding of the coarsest dtype that one side alone has anywhere; 0 if there is none."""
         return max((self.base[row] for row in self.pairs.mixed.nonzero()[0].tolist()), default=0.0)
+
+    @cached_property
+    def short_rounding(self) -> float:
+        """The rounding of the coarsest dtype anywhere; 0 if that is not short."""
+        coarsest = max(self.base, default=0.0)
+        return coarsest if coarsest >= SHORT else 0.0
 
     @cached_property
     def _worst_parameters(self) -> dict[tuple[int, int], float]:

@@ -13,6 +13,8 @@ __all__ = [
     "MOST_ASSUMED",
     "MOST_CANCELLED",
     "NEGLIGIBLE",
+    "ROUNDED_APART",
+    "SHARE_ROUNDED_APART",
     "SHORT",
     "SYSTEMATIC",
 ]
@@ -29,6 +31,9 @@ NEGLIGIBLE = 2.0**-23
 """Size of a gradient over that of the one that came in, an epsilon of float32, below which it consists of rounding."""
 SHORT = 2.0**-10
 """The least rounding of a short dtype."""
+ROUNDED_APART, SHARE_ROUNDED_APART = 4.0, 1e-3
+"""Elements of a tensor that right code may round to the other side in a short dtype, while no measured noise shows it:
+a few, or this share of all."""
 ENLARGED = 2.0
 """Error of what a module without parameters returns over that of what it got; the slope of a GELU is at most 1.13."""
 SYSTEMATIC = 2.0
