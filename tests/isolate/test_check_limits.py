@@ -366,3 +366,21 @@ def test_tensors_without_elements_are_replaced(tmp_path: Path) -> None:
     with tt.check(net, tmp_path / "run") as check:
         net(torch.empty(0, 8)).sum().backward()
     assert check.result.first is None, check.result.sentence
+
+
+def test_other_micro_batches_cannot_be_checked(tmp_path: Path) -> None:
+    def train(parts: int, watch: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        batch = torch.randn(8, 4)
+        with watch(model) as watching:
+            for part in batch.chunk(parts):
+                (model(part).square().mean() / parts).backward()
+            watching.step()
+        return watching
+
+    train(2, lambda model: tt.capture(model, tmp_path / "two", keep="tensors"))
+    result = train(1, lambda model: tt.check(model, tmp_path / "two")).result
+    assert result.verdict == "incomparable" and result.first is None
+    assert "splits step 0 into 2 micro batches and the model into 1" in result.sentence
+    assert train(2, lambda model: tt.check(model, tmp_path / "two")).result.verdict == "match"

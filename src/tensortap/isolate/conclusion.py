@@ -15,6 +15,7 @@ from tensortap.compare.align.alignment import Alignment, Renames, align
 from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
+from tensortap.compare.align.splits import other_micro_batches
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Attributor, isolated_findings
 from tensortap.compare.judge.isolation import Isolation
@@ -146,6 +147,14 @@ def conclude_live(
     if unchecked:
         notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")
     text = result.sentence
+    if result.verdict == "diverged" and (splits := other_micro_batches(left, right)):
+        (_, step), (ours, theirs) = next(iter(splits.items()))
+        result = replace(result, verdict="incomparable", first=None, births=())
+        text = (
+            f"Cannot tell: the reference splits step {step} into {ours:,} micro batch{'es' * (ours > 1)} and the model "
+            f"into {theirs:,}. A check gives each call the reference's own inputs: run the same micro batches, or "
+            "compare two runs, which shows the gradients that a step sums."
+        )
     if not len(right):
         text = "Nothing to judge: no module of the model ran in the block, in a step that the reference has."
     elif result.verdict in ("match", "imprecise") and not candidate.finished:

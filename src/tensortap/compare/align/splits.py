@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tensortap.compare.align.alignment import Alignment, Ints
 from tensortap.compare.align.side import Side
 
-__all__ = ["OtherSplits", "without_other_splits"]
+__all__ = ["OtherSplits", "other_micro_batches", "without_other_splits"]
 
 _Step = tuple[int, int]
 
@@ -44,14 +44,19 @@ class OtherSplits:
         )
 
 
-def without_other_splits(reference: Side, candidate: Side, alignment: Alignment) -> tuple[Alignment, OtherSplits]:
-    """Return the alignment without records of steps that were split in another way, but with their summed gradients."""
+def other_micro_batches(reference: Side, candidate: Side) -> dict[_Step, tuple[int, int]]:
+    """By rank and step: the numbers of micro batches of the two sides, if they differ and the whole batch does not."""
     ours, theirs = _batches(reference), _batches(candidate)
-    micros = {
+    return {
         step: (len(ours[step]), len(theirs[step]))
         for step in sorted(ours.keys() & theirs.keys())
         if len(ours[step]) != len(theirs[step]) and sum(ours[step].values()) == sum(theirs[step].values())
     }
+
+
+def without_other_splits(reference: Side, candidate: Side, alignment: Alignment) -> tuple[Alignment, OtherSplits]:
+    """Return the alignment without records of steps that were split in another way, but with their summed gradients."""
+    micros = other_micro_batches(reference, candidate)
     if not micros:
         return alignment, OtherSplits({})
     apart = [_in_steps(side, micros) & side.phase.among(("forward", "backward")) for side in (reference, candidate)]
