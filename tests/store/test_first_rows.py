@@ -1,4 +1,4 @@
-"""Which rows of the index are the first of their tensor: the quick way says what the general one says."""
+"""Which rows of the index are the first of their tensor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tensortap.store.writer.index import _Seen
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_arrays_and_lists_agree(seed: int) -> None:
+def test_a_number_is_first_once(seed: int) -> None:
     choose = random.Random(seed)
-    arrays, lists, following = _Seen(), _Seen(), 0
+    arrays, lists, known, following = _Seen(), _Seen(), set[int](), 0
     for _ in range(8):
         numbers = []
         for _ in range(choose.randint(0, 12)):
@@ -25,5 +25,15 @@ def test_arrays_and_lists_agree(seed: int) -> None:
                 following += 1
         if choose.random() < 0.2:
             choose.shuffle(numbers)
-        assert list(arrays.first(np.array(numbers, np.int64))) == list(lists.first(numbers))
-        assert (arrays._below, arrays._others) == (lists._below, lists._others)
+        expected = [number not in known and number not in numbers[:place] for place, number in enumerate(numbers)]
+        known.update(numbers)
+        assert list(arrays.first(np.array(numbers, np.int64))) == expected
+        assert list(lists.first(numbers)) == expected
+
+
+def test_numbers_without_gaps_take_no_memory() -> None:
+    seen = _Seen()
+    seen.first(range(5, 10))
+    assert len(seen._others) == 5
+    seen.first(range(5))
+    assert (seen._below, len(seen._others)) == (10, 0)

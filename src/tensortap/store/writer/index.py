@@ -358,29 +358,22 @@ class _Seen:
 
     def __init__(self) -> None:
         self._below = 0
-        self._others: set[int] = set()
+        self._others = np.empty(0, np.int64)
+        """Numbers after a gap, in order."""
 
     def first(self, numbers: Iterable[int]) -> Sequence[bool]:
         """Add numbers; return for each whether it is new."""
-        if isinstance(numbers, np.ndarray) and not self._others:
-            all_of_them, places = np.unique(numbers, return_index=True)
-            places = places[all_of_them >= self._below]
-            # The usual case: the new ones follow the earlier ones without a gap.
-            if len(places) and all_of_them[0] >= 0 and all_of_them[-1] == self._below + len(places) - 1:
-                self._below += len(places)
-                first = np.zeros(len(numbers), bool)
-                first[places] = True
-                return cast(Sequence[bool], first)
-        return [self._add(int(number)) for number in numbers]
-
-    def _add(self, number: int) -> bool:
-        if 0 <= number < self._below or number in self._others:
-            return False
-        if number != self._below:
-            self._others.add(number)
-            return True
-        self._below += 1
-        while self._below in self._others:
-            self._others.remove(self._below)
-            self._below += 1
-        return True
+        given = numbers if isinstance(numbers, np.ndarray) else np.fromiter(numbers, np.int64)
+        distinct, places = np.unique(given, return_index=True)
+        new = (distinct < 0) | (distinct >= self._below)
+        if len(self._others):
+            new &= ~np.isin(distinct, self._others, assume_unique=True)
+        first = np.zeros(len(given), bool)
+        first[places[new]] = True
+        after = np.union1d(self._others, distinct[new])
+        behind = int(np.searchsorted(after, self._below))  # negative ones
+        gaps = np.flatnonzero(after[behind:] != self._below + np.arange(len(after) - behind))
+        end = behind + (int(gaps[0]) if len(gaps) else len(after) - behind)
+        self._below += end - behind
+        self._others = np.delete(after, slice(behind, end))
+        return cast(Sequence[bool], first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,23 +56,19 @@ class IndexFile:
         self._dropped = DroppedSteps(0, -1)
         self._patience = _LEAST_GARBAGE
         self._fd = -1
-        self._message = _Message()
-        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        self._options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
-            self._stream = pa.ipc.new_stream(self._message, index_schema(), options=options)
-            self._schema = index_schema().serialize().to_pybytes()
-            self._write(self._schema)  # at once: Arrow would wait for the first batch, which may never come
+            schema = index_schema().serialize().to_pybytes()
+            self._write(schema)  # at once: Arrow would wait for the first batch, which may never come
         except OSError as error:
             if self._fd >= 0:
                 os.close(self._fd)
             raise write_error(error, path, begun=False) from error
 
     def write(self, batch: Any) -> None:
-        self._message.take()  # a batch that could not be written
-        self._stream.write_batch(batch)
         begin = self.nbytes
-        self._write(self._message.take().removeprefix(self._schema))  # in front of the first batch
+        self._write(self._message(batch))
         if self._rotates and batch.num_rows:
             step = pa.compute.max(batch.column("step")).as_py()
             self._batches.append(_Batch(step, begin, self.nbytes - begin, batch.num_rows))
@@ -119,7 +114,13 @@ class IndexFile:
         self._dropping = set()
         self._rotated(RemainingSteps({each.step for each in kept}, dropped.last))
 
-    def _write(self, data: bytes) -> None:
+    def _message(self, batch: Any) -> memoryview:
+        """Return the batch as Arrow writes it, by a stream of its own: a sink in Python is called for each buffer."""
+        sink = pa.BufferOutputStream()
+        pa.ipc.new_stream(sink, batch.schema, options=self._options).write_batch(batch)
+        return memoryview(sink.getvalue())[batch.schema.serialize().size :]
+
+    def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         try:
             while view:
@@ -134,21 +135,3 @@ class IndexFile:
         with suppress(OSError):  # the first error is the one that counts
             os.ftruncate(self._fd, self.nbytes)
             os.lseek(self._fd, self.nbytes, os.SEEK_SET)
-
-
-class _Message(io.RawIOBase):
-    """Collects the pieces that Arrow writes, so that a batch goes to the file in one write."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(self._pieces[-1])
-
-    def take(self) -> bytes:
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
