@@ -19,7 +19,7 @@ ROOMS = {
     "errors": set(),
     "core": {"errors"},
     "kernels": COMMON,
-    "frameworks": COMMON | {"kernels"},
+    "frameworks": COMMON | {"kernels", "native"},
     "native": COMMON,
     "store": COMMON | {"kernels"},  # for the digests that verify bytes
     "capture": COMMON | {"kernels", "native", "frameworks", "store"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,71 @@ def test_without_a_compiler_nothing_is_announced(tmp_path: Path) -> None:
     environment = {**os.environ, "CC": "/nowhere/cc"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("None\nNone\n", "")
+
+
+SOURCE = """
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "added", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_added(void) { return PyModule_Create(&definition); }
+"""
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> building.BackgroundBuild:
+    """Return the build of a small module, into an empty cache."""
+    if building.load() is None:
+        pytest.skip("no C compiler, or no headers of Python")
+    (tmp_path / "added.c").write_text(SOURCE)
+    monkeypatch.setattr(building, "_folders", lambda: iter([tmp_path / "wheel", tmp_path / "cache"]))
+    monkeypatch.setattr(building, "_NEEDED", 1 << 30)
+    return building.BackgroundBuild(compiler.Extension(str(tmp_path / "added.c"), variant="1"))
+
+
+def test_a_build_in_the_background_does_not_wait(added: building.BackgroundBuild, tmp_path: Path) -> None:
+    assert added.module() is None and added.pending
+    for _ in range(600):
+        if (module := added.module()) is not None:
+            break
+        time.sleep(0.05)
+    assert module is not None and module.__name__ == "added"
+    assert not added.pending and not added._child
+    name = compiler.file_name(added._extension)
+    for _ in range(100):  # the claim is removed right after the file appears
+        if [file.name for file in (tmp_path / "cache").iterdir()] == [name]:
+            break
+        time.sleep(0.05)
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [name]
+    assert building.BackgroundBuild(added._extension).module() is not None, "it is found at once from now on"
+
+
+def test_one_process_builds_and_others_wait_for_it(added: building.BackgroundBuild, tmp_path: Path) -> None:
+    target = tmp_path / "added.so"
+    claim = target.with_name("added.so.claim")
+    claim.touch()
+    compiler.build_once(target, added._extension)
+    assert not target.exists() and claim.exists()
+    os.utime(claim, (0, 0))  # left by a process that was killed
+    compiler.build_once(target, added._extension)
+    assert target.exists() and not claim.exists()
+
+
+def test_a_background_build_without_a_compiler_is_given_up(
+    added: building.BackgroundBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert added.module() is None and not added.pending
+
+
+def test_a_background_build_leaves_scarce_memory_to_the_training(
+    added: building.BackgroundBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert building._free_memory() > 0
+    monkeypatch.setattr(building, "_free_memory", lambda: 1 << 20)
+    assert added.module() is None and not added.pending
+
+
+def test_another_version_of_a_framework_is_another_file(added: building.BackgroundBuild) -> None:
+    extension = added._extension
+    moved = extension._replace(options=("-I/elsewhere",))
+    assert compiler.file_name(moved) == compiler.file_name(extension)
+    assert compiler.file_name(extension._replace(variant="2")) != compiler.file_name(extension)

@@ -60,7 +60,7 @@ def train(path: Path, sizes: Sequence[int] = (8,) * 6, micros: int = 1, **option
     ]
 
 
-@pytest.mark.parametrize("language", ["C", "Python"])
+@pytest.mark.parametrize("language", ["C++", "C", "Python"])
 @pytest.mark.parametrize(("sizes", "micros"), [((8,) * 6, 1), ((8,) * 6, 2), ((8, 8, 8, 8, 16, 8, 8, 16, 16, 8), 1)])
 def test_rows_are_those_of_reads_at_once(
     tmp_path: Path,

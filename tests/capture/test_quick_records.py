@@ -23,6 +23,7 @@ from support.tapping import ALL_KINDS
 from tensortap.capture import native_classes, recorder
 from tensortap.capture.planned_watcher import PlannedWatcher
 from tensortap.capture.templates import TemplateOpener
+from tensortap.frameworks.torch.gradient_hooks import GradientHooks
 
 CAUSES = (
     "shape",
@@ -152,7 +153,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return steps
 
 
-@pytest.mark.parametrize(("seed", "language"), [*((seed, "C") for seed in range(4)), (4, "Python"), (5, "Python")])
+@pytest.mark.parametrize(("seed", "language"), [(0, "C++"), (1, "C++"), (2, "C++"), (3, "C"), (4, "Python")])
 def test_steps_that_differ_are_recorded_alike(
     tmp_path: Path, carefully: Any, followed: list[bool], seed: int, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,24 @@ def test_a_root_that_is_not_recorded_has_its_place_in_the_plan(tmp_path: Path, f
             tap.step()
     assert followed[2:6] == [True] * 4
     assert {row.key.module for row in tap.run} == {"first", "second"}
+
+
+@pytest.mark.parametrize("language", ["C++", "C"])
+def test_outputs_that_are_views_leave_no_work_to_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    choose_language(monkeypatch, language)
+    placed: list[torch.Tensor] = []
+    place = GradientHooks.place
+    monkeypatch.setattr(GradientHooks, "place", lambda self, *args: placed.append(args[0]) or place(self, *args))
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Tanh())
+    assert model[0](torch.randn(2, 4, 6))._is_view()
+    with tt.capture(model, tmp_path / "run", kinds=("grad_output",)) as tap:
+        for _ in range(5):
+            model(torch.randn(2, 4, 6)).sum().backward()
+            tap.step()
+    assert 0 < len(placed) <= 2 * 4, "those of the first two steps, of four modules"
+    assert len([row for row in tap.run if row.key.module == "0"]) == 5
 
 
 @pytest.mark.gpu

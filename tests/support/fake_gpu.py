@@ -17,6 +17,7 @@ from tensortap.capture import native_classes
 from tensortap.core.host_copies import DeviceBytes
 from tensortap.core.placement import Placement
 from tensortap.frameworks.device_reader import DeferralTrial, SlotPlacement
+from tensortap.frameworks.torch.access import access_build
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda import results as torch_results
 from tensortap.frameworks.torch.cuda.lane import Lane
@@ -209,11 +210,19 @@ def capture(monkeypatch: pytest.MonkeyPatch, now: bool) -> None:
 
 
 def choose_language(monkeypatch: pytest.MonkeyPatch, language: str) -> None:
-    """Take the quick ways of capture that are written in C, or those in Python."""
+    """Take the quick ways of capture that are written in Python, in C, or in C with torch's own answers (C++)."""
     if language == "Python":
         monkeypatch.setattr(native_classes, "load", lambda: None)
-    elif native_classes.load() is None:
+        return
+    if (native := native_classes.load()) is None:
         pytest.skip("no C compiler, or no headers of Python")
+    if language == "C":
+        monkeypatch.setattr(Torch, "tensor_access", staticmethod(lambda: (None, False)))
+        native.configure_access(None, ())
+    else:
+        access_build().build_now()
+        if access_build().module() is None:
+            pytest.skip("no C++ compiler, or no headers of torch")
 
 
 @contextmanager

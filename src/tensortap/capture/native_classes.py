@@ -6,9 +6,10 @@ from functools import cache
 from types import ModuleType
 
 from tensortap import native
+from tensortap.frameworks.base import Framework
 from tensortap.frameworks.device_reader import DeviceReader
 
-__all__ = ["load", "load_for_device"]
+__all__ = ["load", "load_for_device", "use_access"]
 
 
 @cache
@@ -36,6 +37,17 @@ def load() -> ModuleType | None:
     classes: tuple[type, ...] = *calls, *records
     module.configure({cls.__name__: cls for cls in classes})
     return module
+
+
+def use_access(framework: Framework) -> bool:
+    """Let the C code ask the framework itself about tensors, if it can. Return whether that may change later."""
+    module = load()
+    if module is None or not framework.plain_tensors:
+        return False
+    access, pending = framework.tensor_access()
+    if access is not None:
+        module.configure_access(access, framework.plain_tensors)
+    return pending
 
 
 def load_for_device(device_reader: DeviceReader, most_pending: int) -> ModuleType | None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from tensortap.capture import native_classes
 from tensortap.capture.clock import ModuleCall
 from tensortap.capture.flatten import Opened
 from tensortap.capture.follower import NoGradient, PlannedCall, PlannedEnd, new_follower
@@ -46,6 +47,7 @@ class PlannedWatcher(Watcher):
         """The calls of the log that are in progress."""
         self._counts: Mapping[str, tuple[int, int, int]] = {}
         """By module, what the plan's events add to the coverage."""
+        self._awaits_access = native_classes.use_access(self._framework)
 
     def place(self, guard: Guard, undo: ExitStack) -> None:
         self._follower.use(guard)
@@ -54,6 +56,8 @@ class PlannedWatcher(Watcher):
     # --- a step ------------------------------------------------------------------------------------------------
     def arm(self) -> None:
         super().arm()
+        if self._awaits_access:
+            self._awaits_access = native_classes.use_access(self._framework)
         sampled = self.recomputations is not None and self.recomputations.samples
         self._logged_calls.clear()
         by_hooks = self.operators is None and self.inside is None

@@ -256,6 +256,12 @@ class TensorValues(Protocol):
     def tensor_exchange(self) -> Any | None:
         """The exchange interface of DLPack for plain tensors, in a capsule; None if there is none."""
 
+    def tensor_access(self) -> tuple[Any | None, bool]:
+        """Return the framework's own answers about plain tensors, for the C code: `native`'s TensorAccess in a capsule.
+
+        It is None if there are none, or none yet: the flag says whether they may still come.
+        """
+
     @property
     def plain_tensors(self) -> Collection[type]:
         """Classes of tensors without behaviour of their own, which need no `is_tensor`. May be empty."""

@@ -177,6 +177,9 @@ class FrameworkBase:
     parameters_attribute: str | None = None
     hooks_attribute: str | None = None
 
+    def tensor_access(self) -> tuple[Any | None, bool]:
+        return None, False
+
     @property
     def native_hooks(self) -> NativeHooks | None:
         return None

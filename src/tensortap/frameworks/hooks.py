@@ -67,6 +67,8 @@ class NativeHooks(NamedTuple):
     """The hook before a call; its `__call__` takes the module, positional and keyword arguments."""
     ends: type[CallHook]
     """The hook after a call; its `__call__` takes the output, too."""
+    view: type
+    """A hook on an output that is a view, with the tensor as a weak reference and its version then."""
     flags: Mapping[str, Any]
     flag: str
     """Name of the entry of `flags` that is True while a graph is being traced."""

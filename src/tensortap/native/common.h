@@ -14,7 +14,7 @@
 
 #define NAMES(X)                                                                                                       \
     X(__dict__) X(_free) X(add) X(relation) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
-    X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_register_hook_dict) X(get_device)       \
+    X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_base) X(watch_view) X(_register_hook_dict) X(get_device)       \
     X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
     X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(clear) X(data_ptr)    \
@@ -230,14 +230,19 @@ typedef struct {
     Py_ssize_t count;
 } Plain;
 
-static int is_plain(const Plain *plain, PyObject *value)
+static int is_plain_type(const Plain *plain, PyTypeObject *type)
 {
     for (Py_ssize_t i = 0; i < plain->count; i++) {
-        if (Py_TYPE(value) == plain->types[i]) {
+        if (type == plain->types[i]) {
             return 1;
         }
     }
     return 0;
+}
+
+static int is_plain(const Plain *plain, PyObject *value)
+{
+    return is_plain_type(plain, Py_TYPE(value));
 }
 
 static int read_types(Plain *plain, PyObject *types)

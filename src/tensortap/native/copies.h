@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "common.h"
+#include "views.h"
 
 enum { COLUMNS = 4 }; /* the place of a row's batch in `batches`, its row there, the tensor's number, the row's seq */
 
@@ -232,12 +232,12 @@ static int forget(Copies *self)
     if (PyList_SetSlice(self->batches, 0, PyList_GET_SIZE(self->batches) - keep, NULL)) {
         return -1;
     }
-    return effect(PyObject_CallMethodNoArgs(self->held, s_clear));
+    return free_storages(self->references, self->held);
 }
 
 /* Copy a tensor, or find its copy. `found` has its token, and `source` is where its elements are. `remembered` as in
-   `TensorCopies.take`; `storage` may be NULL without it. */
-static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, const void *source, Copy *found, int remembered)
+   `TensorCopies.take`. */
+static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const void *source, Copy *found, int remembered)
 {
     size_t place = 0;
     if (remembered) {
@@ -290,10 +290,7 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *storage, const vo
     found->row = self->size++;
     self->next += (nbytes + ALIGNED - 1) / ALIGNED * ALIGNED;
     if (remembered) {
-        PyObject *reference = PyObject_CallMethodNoArgs(storage, s__weak_ref);
-        int failed = reference == NULL || PyList_Append(self->references, reference);
-        Py_XDECREF(reference);
-        if (failed) {
+        if (hold_storage(self->references, owner)) {
             return -1;
         }
         self->count += !self->table[place].storage;
@@ -311,7 +308,7 @@ static PyObject *as_copied_tensor(PyObject *kind, const Copy *copy)
 
 static PyObject *Copies_take(Copies *self, PyObject *args)
 {
-    PyObject *tensor, *kind, *token, *storage = NULL;
+    PyObject *tensor, *kind, *token;
     Copy copy = {0};
     long long address, version, storage_at, identity;
     int remembered;
@@ -323,16 +320,14 @@ static PyObject *Copies_take(Copies *self, PyObject *args)
     remembered = remembered && token != Py_None;
     if (remembered) {
         PyObject *same;
-        if (!PyArg_ParseTuple(token, "OLLL", &same, &version, &storage_at, &identity) ||
-            (storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage)) == NULL) {
+        if (!PyArg_ParseTuple(token, "OLLL", &same, &version, &storage_at, &identity)) {
             return NULL;
         }
         copy.version = version;
         copy.storage = storage_at;
         copy.address = identity; /* elements that are not neighbours were gathered elsewhere */
     }
-    int failed = copy_tensor(self, kind, storage, (const void *)(intptr_t)address, &copy, remembered);
-    Py_XDECREF(storage);
+    int failed = copy_tensor(self, kind, tensor, (const void *)(intptr_t)address, &copy, remembered);
     return failed ? NULL : as_copied_tensor(kind, &copy);
 }
 

@@ -35,12 +35,53 @@ static int module_returns(PyObject *module, PyObject *name, PyObject *expected)
     return same;
 }
 
+/* The current stream when `TensorAccess` was asked last, by its id there and by its address. */
+static struct {
+    long long device, address;
+    int64_t id;
+} known_stream = {-1, 0, 0};
+
+/* Whether `continues`, from what `TensorAccess` answers; -2 if that does not suffice. */
+static int accessed_continues(PyObject *reader, PyObject *lane)
+{
+    long long phase, device, stream;
+    int32_t current;
+    int64_t id;
+    if (get_count(GET(CudaReader, reader, _phase), &phase) || get_count(GET(Lane, lane, index), &device) ||
+        get_count(GET(Lane, lane, _stream), &stream)) {
+        return -1;
+    }
+    if (tensor_access->graph_task() != phase) {
+        return 0;
+    }
+    if (!tensor_access->current_stream((int32_t)device, &current, &id)) {
+        return -2;
+    }
+    if (current != device) {
+        return 0;
+    }
+    if (known_stream.device != device || known_stream.id != id) {
+        PyObject *now = PyObject_CallMethodOneArg(core, s__cuda_getCurrentRawStream, GET(Lane, lane, index));
+        int failed = now == NULL || get_count(now, &known_stream.address);
+        Py_XDECREF(now);
+        known_stream.device = failed ? -1 : device;
+        known_stream.id = id;
+        if (failed) {
+            return -1;
+        }
+    }
+    return known_stream.address != stream ? 0 : stream ? -2 : 1; /* the default stream cannot be captured */
+}
+
 /* Whether the current device, stream and phase are those of the lane, and no graph is being captured. */
 static int continues(PyObject *reader, PyObject *lane)
 {
     PyObject *index = GET(Lane, lane, index);
     long long stream;
     int is;
+    if (tensor_access != NULL && (is = accessed_continues(reader, lane)) != -2) {
+        return is;
+    }
     if ((is = module_returns(core, s__current_graph_task_id, GET(CudaReader, reader, _phase))) < 1 ||
         (is = module_returns(core, s__cuda_getDevice, index)) < 1) {
         return is;
@@ -194,9 +235,9 @@ static int record_later(const Sighting *seen, PyObject *bound)
         get_count(GET(Lane, seen->lane, _most_waiting), &most) || get_count(GET(Lane, seen->lane, _last), &last)) {
         return -1;
     }
-    PyObject *alias = PyObject_CallMethodNoArgs(seen->tensor, s_detach);
+    PyObject *alias = alias_of(seen->tensor);
     /* Below autograd, as in compiled code, the alias may have a version of its own. */
-    if (alias == NULL || number(alias, s__version, &version) || next_result(seen->batch, &number_there)) {
+    if (alias == NULL || version_of(alias, &version) || next_result(seen->batch, &number_there)) {
         Py_XDECREF(alias);
         return -1;
     }
@@ -243,23 +284,19 @@ static int record_now(Sighting *seen)
     if (is < 1) {
         return is;
     }
-    PyObject *storage = storage_of(seen->tensor, &seen->token.storage);
-    if (storage == NULL || count_tensor(seen, &came, &bytes) || next_result(seen->batch, &size)) {
-        Py_XDECREF(storage);
+    if (storage_of(seen->tensor, &seen->token.storage) || count_tensor(seen, &came, &bytes) ||
+        next_result(seen->batch, &size)) {
         return -1;
     }
     if (launch_works(seen->lane, seen->batch, &work, 1)) {
         miss_results(seen->batch, &work, 1);
-        is = -1;
+        return -1;
     }
-    if (is < 0 || append_row(seen, seen->batch, size, NEW)) {
-        Py_DECREF(storage);
+    if (append_row(seen, seen->batch, size, NEW)) {
         return -1;
     }
     seen->token.row = PyList_GET_SIZE(seen->entries->slots) - 1;
-    is = remember_tensor(seen->entries, &seen->token, storage) || read_due(seen, came, bytes) ? -1 : 1;
-    Py_DECREF(storage);
-    return is;
+    return remember_tensor(seen->entries, &seen->token, seen->tensor) || read_due(seen, came, bytes) ? -1 : 1;
 }
 
 
@@ -318,7 +355,7 @@ static int identify(Sighting *seen)
     if (is == 1 && address % 16) {
         return 0;
     }
-    if (is < 0 || (is && number(seen->tensor, s__version, &version))) {
+    if (is < 0 || (is && version_of(seen->tensor, &version))) {
         if (PyErr_ExceptionMatches(PyExc_RuntimeError)) {
             PyErr_Clear(); /* it has no version, no shape, or no own memory: the careful way knows what to do */
             return 0;
@@ -341,7 +378,7 @@ static int record_sighting(Sighting *seen, int forward)
     }
     /* A tensor without gradient may belong to other code, and waits only where it was seen before. */
     if (forward && seen->token.row < 0 && GET(RecordSlot, seen->slot, in_graph) != Py_True) {
-        if ((is = flag(seen->tensor, s_requires_grad)) < 1) {
+        if ((is = requires_gradient(seen->tensor)) < 1) {
             return is < 0 ? -1 : record_now(seen);
         }
     }

@@ -8,7 +8,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient, *graph_task;
-    PyObject *partial;
+    PyObject *partial, *watch_view; /* the latter is NULL where views are not watched in C */
     PyObject *guard, *lock;
     PyObject *take, *hooks, *step;
     PyObject *events, *open;
@@ -16,6 +16,7 @@ typedef struct {
     Py_ssize_t at;
     char watches_outputs, watches_inputs, checks_reach, following;
     char has_torch_hooks; /* whether tensors keep hooks as torch's do */
+    char accesses;        /* whether `tensor_access` answers for the framework */
 } Follower;
 
 /* The next event of the plan, borrowed; NULL if there is none. */
@@ -67,9 +68,19 @@ static int returns(PyObject *function, PyObject *expected)
     return now == expected;
 }
 
+/* Whether autograd is on, as planned. */
+static int autograd_is(Follower *self, PyObject *expected)
+{
+    return self->accesses ? tensor_access->records_gradients() == (expected == Py_True)
+                          : returns(self->records_gradients, expected);
+}
+
 /* Whether a backward runs, as planned. `graph_task` is torch's function, and -1 its result outside of one. */
 static int recomputes_as(Follower *self, PyObject *expected)
 {
+    if (self->accesses) {
+        return (tensor_access->graph_task() != -1) == (expected == Py_True);
+    }
     if (self->graph_task == NULL) {
         return returns(self->recomputing, expected);
     }
@@ -84,7 +95,7 @@ static int reached_as(PyObject *flags, PyObject *tensors)
 {
     int same = PyList_Check(flags) && PyList_GET_SIZE(flags) == PyList_GET_SIZE(tensors);
     for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(tensors); i++) {
-        int reached = flag(PyList_GET_ITEM(tensors, i), s_requires_grad);
+        int reached = requires_gradient(PyList_GET_ITEM(tensors, i));
         same = reached < 0 ? -1 : reached == (PyList_GET_ITEM(flags, i) == Py_True);
     }
     return same;
@@ -96,7 +107,8 @@ static PyObject *versions_of(Follower *self, PyObject *tensors)
     PyObject *found = PyDict_New();
     for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(tensors); i++) {
         PyObject *tensor = PyList_GET_ITEM(tensors, i);
-        PyObject *version = PyObject_GetAttr(tensor, s__version), *id = NULL;
+        long long number_now;
+        PyObject *version = version_of(tensor, &number_now) ? NULL : PyLong_FromLongLong(number_now), *id = NULL;
         if (version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
             PyErr_Clear();
             Py_DECREF(found);
@@ -123,7 +135,10 @@ static int is_unchanged(Follower *self, PyObject *inputs, PyObject *tensor)
     if (before == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
-    PyObject *now = PyObject_CallFunctionObjArgs(self->version, tensor, NULL);
+    int64_t version;
+    PyObject *now = is_accessible(tensor) && tensor_access->version(tensor, &version)
+                        ? PyLong_FromLongLong(version)
+                        : PyObject_CallFunctionObjArgs(self->version, tensor, NULL);
     int same = now == NULL ? -1 : PyObject_RichCompareBool(before, now, Py_EQ);
     Py_XDECREF(now);
     return same;
@@ -173,7 +188,7 @@ static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject
     Py_INCREF(planned);
     Py_INCREF(call);
     Py_INCREF(template);
-    if ((is = returns(self->records_gradients, autograd)) < 1 ||
+    if ((is = autograd_is(self, autograd)) < 1 ||
         (is = recomputes_as(self, GET(PlannedCall, planned, recomputing))) < 1) {
         result = is;
         goto done;
@@ -234,36 +249,108 @@ done:
     return result;
 }
 
-/* Call a hook with the gradient of an output, as `GradientHooks.place` has it done, without the Python code of torch's
-   `register_hook`. Views, leaves and tensors that have hooks already are left to that. */
-static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
+/* Whether a tensor was computed, so that a hook can be placed here. */
+static int is_computed(PyObject *tensor, int *is_view)
 {
     int is;
+    if (is_accessible(tensor)) {
+        return tensor_access->is_computed(tensor, is_view);
+    }
+    if ((is = flag(tensor, s_is_leaf)) || (*is_view = method_flag(tensor, s__is_view)) < 0) {
+        return is > 0 ? 0 : -1;
+    }
+    return 1;
+}
+
+/* The dictionary of a tensor's hooks (a new reference), which is made if there is none. */
+static PyObject *hooks_of(PyObject *tensor)
+{
+    /* First of all: if a view's memory has changed since its node was made, torch makes a new node now. */
+    PyObject *node = PyObject_GetAttr(tensor, s_grad_fn);
+    PyObject *hooks = node == NULL ? NULL : PyObject_GetAttr(tensor, s__backward_hooks);
+    if (hooks == Py_None) {
+        Py_DECREF(hooks);
+        hooks = PyObject_CallNoArgs((PyObject *)&PyODict_Type); /* torch keeps weak references to such dicts */
+        if (hooks != NULL && (PyObject_SetAttr(tensor, s__backward_hooks, hooks) ||
+                              effect(PyObject_CallMethodOneArg(node, s__register_hook_dict, tensor)))) {
+            Py_CLEAR(hooks);
+        }
+    }
+    Py_XDECREF(node);
+    return hooks;
+}
+
+/* The number of a view's elements; 0 if they are not neighbours in memory. */
+static int64_t count_neighbours(const View *view)
+{
+    int64_t count = 1;
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        if (view->shape[i] != 1 && view->strides[i] != count) {
+            return 0;
+        }
+        count *= view->shape[i];
+    }
+    return count;
+}
+
+/* Whether a tensor has all elements of its base, in the same order; see `base_of` of `frameworks.torch.graph`. */
+static int is_whole(PyObject *base, PyObject *tensor)
+{
+    View left, right;
+    int checked;
+    if (!view_tensor(base, &left, &checked) || !view_tensor(tensor, &right, &checked) ||
+        (left.ndim && left.strides == NULL) || (right.ndim && right.strides == NULL)) {
+        return 0;
+    }
+    size_t size = (size_t)left.ndim * sizeof *left.shape;
+    if (left.ndim == right.ndim && !memcmp(left.shape, right.shape, size) && !memcmp(left.strides, right.strides, size)) {
+        return 1; /* in any memory format */
+    }
+    int64_t count = count_neighbours(&left);
+    return count && count == count_neighbours(&right);
+}
+
+/* The node of the base of a view that has the same elements, as `GradientHooks.place` finds it (a new reference). */
+static int find_base_node(PyObject *view, PyObject **node)
+{
+    PyObject *base = PyObject_GetAttr(view, s__base);
+    int result = base == NULL ? -1 : 0;
+    if (!result && base != Py_None && is_whole(base, view)) {
+        *node = PyObject_GetAttr(base, s_grad_fn);
+        result = *node == NULL ? -1 : 0;
+        if (*node == Py_None) {
+            Py_CLEAR(*node);
+        }
+    }
+    Py_XDECREF(base);
+    return result;
+}
+
+/* Call a hook with the gradient of an output, as `GradientHooks.place` has it done, without the Python code of torch's
+   `register_hook`. Leaves are left to that. */
+static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
+{
+    int is, is_view = 0;
     if (!self->has_torch_hooks || Py_TYPE(hook) != HookType || !is_plain(&self->plain, tensor)) {
         return 0;
     }
-    if ((is = flag(tensor, s_requires_grad)) < 1) {
+    if ((is = requires_gradient(tensor)) < 1) {
         return is < 0 ? -1 : 1; /* it gets no gradient */
     }
-    if ((is = flag(tensor, s_is_leaf)) || (is = method_flag(tensor, s__is_view))) {
+    if ((is = is_computed(tensor, &is_view)) < 1 || (is_view && self->watch_view == NULL)) {
         return is < 0 ? -1 : 0;
     }
-    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks), *node = NULL, *pop = NULL, *remove = NULL;
-    if (others == NULL || others != Py_None) {
-        Py_XDECREF(others);
-        return others == NULL ? -1 : 0;
+    PyObject *hooks = hooks_of(tensor), *base_node = NULL, *pop = NULL, *remove = NULL;
+    int failed = hooks == NULL || (is_view && find_base_node(tensor, &base_node)) || PyObject_SetItem(hooks, hook, hook);
+    if (!failed && base_node != NULL) {
+        remove = PyObject_CallFunctionObjArgs(self->watch_view, tensor, hook, base_node, hooks, NULL);
     }
-    Py_DECREF(others);
-    PyObject *hooks = PyObject_CallNoArgs((PyObject *)&PyODict_Type); /* torch keeps weak references to such dicts */
-    int failed = hooks == NULL || PyObject_SetItem(hooks, hook, hook) ||
-                 PyObject_SetAttr(tensor, s__backward_hooks, hooks) ||
-                 (node = PyObject_GetAttr(tensor, s_grad_fn)) == NULL ||
-                 effect(PyObject_CallMethodOneArg(node, s__register_hook_dict, tensor)) ||
-                 (pop = PyObject_GetAttr(hooks, s_pop)) == NULL ||
-                 (remove = PyObject_CallFunctionObjArgs(self->partial, pop, hook, Py_None, NULL)) == NULL ||
-                 PyList_Append(self->hooks, remove);
+    else if (!failed && (pop = PyObject_GetAttr(hooks, s_pop)) != NULL) {
+        remove = PyObject_CallFunctionObjArgs(self->partial, pop, hook, Py_None, NULL);
+    }
+    failed = remove == NULL || PyList_Append(self->hooks, remove);
     Py_XDECREF(hooks);
-    Py_XDECREF(node);
+    Py_XDECREF(base_node);
     Py_XDECREF(pop);
     Py_XDECREF(remove);
     return failed ? -1 : 1;

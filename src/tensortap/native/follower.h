@@ -75,6 +75,7 @@ static PyObject *Follower_start(Follower *self, PyObject *args)
     put(&self->hooks, hooks);
     put(&self->open, open);
     Py_DECREF(open);
+    self->accesses = (char)(tensor_access != NULL && self->plain.count && is_plain_type(&accessed, self->plain.types[0]));
     self->checks_reach = (char)checks_reach;
     self->at = 0;
     self->following = 1;
@@ -112,6 +113,9 @@ static int Follower_init(Follower *self, PyObject *args, PyObject *kwargs)
     }
     if ((self->graph_task = PyObject_GetAttr(framework, s_graph_task)) == NULL) {
         PyErr_Clear(); /* another framework */
+    }
+    if ((self->watch_view = PyObject_GetAttr(framework, s_watch_view)) == NULL) {
+        PyErr_Clear();
     }
     PyObject *outputs = PyUnicode_FromString("grad_output"), *inputs = PyUnicode_FromString("grad_input");
     int watches_outputs = outputs == NULL ? -1 : PySequence_Contains(kinds, outputs);

@@ -19,6 +19,8 @@ static PyMethodDef functions[] = {
     {"configure_hooks", configure_hooks, METH_VARARGS,
      "Take the classes of module hooks, and a dictionary and name of the flag that a graph is being traced."},
     {"configure_views", configure_views, METH_VARARGS, "Take the exchange interface of tensors of these classes."},
+    {"configure_access", configure_access, METH_VARARGS,
+     "Take a framework's own answers about tensors of these classes, in a capsule; None to ask Python instead."},
     {"configure_device", configure_device, METH_VARARGS,
      "Take classes, the module torch._C and limits, for reads on a device."},
     {"changed_items", changed_items, METH_O, "Return the places of the watched items that have changed."},

@@ -34,7 +34,7 @@ static int fill_work(Work *work, PyObject *kind, long long number_there, long lo
 static int find_work(const Waiting *waiting, Work *work)
 {
     long long version, address;
-    if (number(waiting->tensor, s__version, &version) || current_address(waiting->tensor, &address) ||
+    if (version_of(waiting->tensor, &version) || current_address(waiting->tensor, &address) ||
         fill_work(work, waiting->kind, waiting->number, address, waiting->came, waiting->base)) {
         return -1;
     }

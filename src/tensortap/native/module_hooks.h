@@ -7,10 +7,47 @@
 
 #include "hooks.h"
 
-static PyTypeObject *BeginHook, *EndHook;
-static Py_ssize_t CallHook__module, CallHook__report, CallHook__views;
+static PyTypeObject *BeginHook, *EndHook, *ViewHook;
+static Py_ssize_t CallHook__module, CallHook__report, CallHook__views, ViewHook_tensor, ViewHook_version;
 static PyObject *compiling_flags, *compiling_flag; /* the flag is in a dictionary, under this name */
 static vectorcallfunc interpret;                   /* runs a Python function */
+
+/* The object of a weak reference (a new reference); NULL if it is gone, or if this is none. */
+static PyObject *referent(PyObject *reference)
+{
+    PyObject *object = NULL;
+    if (PyWeakref_CheckRef(reference)) {
+#if PY_VERSION_HEX >= 0x030D0000
+        if (PyWeakref_GetRef(reference, &object) < 0) {
+            PyErr_Clear();
+        }
+#else
+        object = PyWeakref_GetObject(reference);
+        object = object == Py_None ? NULL : Py_NewRef(object);
+#endif
+    }
+    return object;
+}
+
+/* Whether one of these views may have been changed in place since its hook was placed; see `GradientHooks.check_views`. */
+static int views_changed(PyObject *views)
+{
+    int changed = !PyList_CheckExact(views);
+    for (Py_ssize_t i = 0; !changed && i < PyList_GET_SIZE(views); i++) {
+        PyObject *hook = PyList_GET_ITEM(views, i);
+        if (!IS(ViewHook, hook)) {
+            return 1;
+        }
+        PyObject *tensor = referent(GET(ViewHook, hook, tensor));
+        if (tensor != NULL) {
+            long long now, then;
+            changed = version_of(tensor, &now) || get_count(GET(ViewHook, hook, version), &then) || now != then;
+            Py_DECREF(tensor);
+        }
+    }
+    PyErr_Clear();
+    return changed;
+}
 
 static PyObject *call_module_hook(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
 {
@@ -21,8 +58,7 @@ static PyObject *call_module_hook(PyObject *function, PyObject *const *args, siz
         return interpret(function, args, flags, names);
     }
     PyObject *report = GET(CallHook, self, _report), *flag_now = PyDict_GetItemWithError(compiling_flags, compiling_flag);
-    Py_ssize_t views = PyObject_Length(GET(CallHook, self, _views));
-    if (flag_now != Py_False || views != 0 || !IS(HookType, report)) {
+    if (flag_now != Py_False || !IS(HookType, report) || views_changed(GET(CallHook, self, _views))) {
         PyErr_Clear();
         return interpret(function, args, flags, names);
     }
@@ -58,16 +94,18 @@ static int replace_call(PyTypeObject *cls)
 
 static PyObject *configure_hooks(PyObject *module, PyObject *args)
 {
-    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &BeginHook, &PyType_Type, &EndHook, &PyDict_Type,
-                          &compiling_flags, &PyUnicode_Type, &compiling_flag)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyType_Type, &BeginHook, &PyType_Type, &EndHook, &PyType_Type, &ViewHook,
+                          &PyDict_Type, &compiling_flags, &PyUnicode_Type, &compiling_flag)) {
         return NULL;
     }
     Py_INCREF(BeginHook); /* all of them are held for ever */
     Py_INCREF(EndHook);
+    Py_INCREF(ViewHook);
     Py_INCREF(compiling_flags);
     Py_INCREF(compiling_flag);
     if (find_field(BeginHook, "_module", &CallHook__module) || find_field(BeginHook, "_report", &CallHook__report) ||
-        find_field(BeginHook, "_views", &CallHook__views) || replace_call(BeginHook) || replace_call(EndHook)) {
+        find_field(BeginHook, "_views", &CallHook__views) || find_field(ViewHook, "tensor", &ViewHook_tensor) ||
+        find_field(ViewHook, "version", &ViewHook_version) || replace_call(BeginHook) || replace_call(EndHook)) {
         return NULL;
     }
     Py_RETURN_NONE;

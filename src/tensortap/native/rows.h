@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "common.h"
+#include "views.h"
 
 enum { NEW, SAME }; /* what a ticket is to that of its earlier sighting; see `frameworks.torch.cuda.results` */
 enum { NUMBERS = 4, TICKET = 5, FIRST_ROWS = 1024, NOWHERE = -1 };
@@ -89,34 +89,15 @@ static int grow_known(DeviceEntries *self)
 }
 
 /* Let later sightings of a tensor refer to a row. The storage's address stays its own until all are released. */
-static int remember_tensor(DeviceEntries *self, KnownTensor *tensor, PyObject *storage)
+static int remember_tensor(DeviceEntries *self, KnownTensor *known, PyObject *tensor)
 {
-    if (self->known * 2 >= self->places && grow_known(self)) {
+    if ((self->known * 2 >= self->places && grow_known(self)) || hold_storage(self->references, tensor)) {
         return -1;
     }
-    PyObject *reference = PyObject_CallMethodNoArgs(storage, s__weak_ref);
-    int failed = reference == NULL || PyList_Append(self->references, reference);
-    Py_XDECREF(reference);
-    if (failed) {
-        return -1;
-    }
-    KnownTensor *place = find_place(self, tensor);
+    KnownTensor *place = find_place(self, known);
     self->known += !place->storage;
-    *place = *tensor;
+    *place = *known;
     return 0;
-}
-
-/* The storage of a tensor (a new reference), and its address. */
-static PyObject *storage_of(PyObject *tensor, int64_t *address)
-{
-    long long at;
-    PyObject *storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
-    if (storage == NULL || number(storage, s__cdata, &at)) {
-        Py_XDECREF(storage);
-        return NULL;
-    }
-    *address = at;
-    return storage;
 }
 
 /* Read a token as `CudaReader.describe` makes it, with the number of its placement. Whether it is one. */
@@ -161,7 +142,7 @@ static PyObject *DeviceEntries_find(DeviceEntries *self, PyObject *token)
 
 static PyObject *DeviceEntries_remember(DeviceEntries *self, PyObject *args)
 {
-    PyObject *tensor, *token, *storage = NULL, *row = NULL;
+    PyObject *tensor, *token, *row = NULL;
     KnownTensor known;
     if (!PyArg_ParseTuple(args, "OO", &tensor, &token)) {
         return NULL;
@@ -172,15 +153,13 @@ static PyObject *DeviceEntries_remember(DeviceEntries *self, PyObject *args)
     }
     if (is == 1) {
         known.row = PyList_GET_SIZE(self->slots) - 1;
-        storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
-        failed = storage == NULL || remember_tensor(self, &known, storage);
+        failed = remember_tensor(self, &known, tensor);
     }
     else if (!failed) {
         row = PyLong_FromSsize_t(PyList_GET_SIZE(self->slots) - 1);
         failed = row == NULL || PyDict_SetItem(self->others, token, row) ||
                  effect(PyObject_CallMethodOneArg(self->hold, s_add, tensor));
     }
-    Py_XDECREF(storage);
     Py_XDECREF(row);
     if (failed) {
         return NULL;
@@ -206,23 +185,13 @@ static PyObject *DeviceEntries_forget(DeviceEntries *self, PyObject *token)
 
 static PyObject *DeviceEntries_release(DeviceEntries *self, PyObject *unused)
 {
-    PyObject *free = PyObject_GetAttr(self->hold, s__free);
-    int failed = free == NULL;
     self->released = 1;
     Py_CLEAR(self->waiting);
     PyMem_Free(self->table);
     self->table = NULL;
     self->places = self->known = 0;
     PyDict_Clear(self->others);
-    while (!failed && PyList_GET_SIZE(self->references)) { /* each is freed once, also if one of them fails */
-        Py_ssize_t last = PyList_GET_SIZE(self->references) - 1;
-        PyObject *reference = PyList_GET_ITEM(self->references, last);
-        Py_INCREF(reference);
-        failed = PyList_SetSlice(self->references, last, last + 1, NULL) || effect(PyObject_CallOneArg(free, reference));
-        Py_DECREF(reference);
-    }
-    Py_XDECREF(free);
-    if (failed) {
+    if (free_storages(self->references, self->hold)) {
         return NULL;
     }
     Py_RETURN_NONE;

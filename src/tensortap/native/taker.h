@@ -49,8 +49,8 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
     return 0;
 }
 
-/* Read the identity token of a tensor in host memory, and its storage (a new reference), if it is of this kind. */
-static int read_token(PyObject *tensor, PyObject *kind, Copy *copy, PyObject **storage)
+/* Read the identity token of a tensor in host memory, if it is of this kind. */
+static int read_token(PyObject *tensor, PyObject *kind, Copy *copy)
 {
     long long address;
     int is = lies_as(tensor, kind, HOST, &address);
@@ -58,22 +58,18 @@ static int read_token(PyObject *tensor, PyObject *kind, Copy *copy, PyObject **s
         return is;
     }
     copy->address = address;
-    long long version, storage_at;
-    if (number(tensor, s__version, &version) ||
-        (*storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage)) == NULL ||
-        number(*storage, s__cdata, &storage_at)) {
+    long long version;
+    if (version_of(tensor, &version) || storage_of(tensor, &copy->storage)) {
         return -1;
     }
     copy->kind = (int64_t)(intptr_t)kind;
     copy->version = version;
-    copy->storage = storage_at;
-    return storage_at != 0;
+    return copy->storage != 0;
 }
 
 /* Copy a small tensor in host memory, of the same kind as the one before in this slot. */
 static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *step)
 {
-    PyObject *storage = NULL;
     Copy copy = {0};
     if (!is_plain(&self->plain, tensor) || PyList_GET_SIZE(self->device_readers) || !IS(RecordSlot, slot) ||
         GET(Recorder, self->recorder, placer) != Py_None) {
@@ -95,7 +91,7 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
         return 0;
     }
     Py_INCREF(kind);
-    result = read_token(tensor, kind, &copy, &storage);
+    result = read_token(tensor, kind, &copy);
     if (result < 0 && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
         PyErr_Clear(); /* a tensor without memory or without a version: the careful way knows what to do */
         result = 0;
@@ -104,7 +100,7 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
         int state = is_equal(GET(RecordSlot, slot, phase), s_state);
         int gradient = is_equal(GET(RecordSlot, slot, kind), s_param_grad);
         const void *source = (const void *)(intptr_t)copy.address;
-        result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, storage, source, &copy, !state) ? -1 : 1;
+        result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, tensor, source, &copy, !state) ? -1 : 1;
         if (result == 1 && gradient && GET(Recorder, self->recorder, compares_gradients) == Py_True) {
             PyObject *copied = as_copied_tensor(kind, &copy);
             if (copied == NULL ||
@@ -117,7 +113,6 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
             result = -1;
         }
     }
-    Py_XDECREF(storage);
     Py_DECREF(kind);
     return result;
 }

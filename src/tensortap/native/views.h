@@ -1,22 +1,13 @@
-/* Where the elements of a tensor are: from the exchange interface of DLPack where a framework has one, which is one call
-   without an object, or else from the tensor's attributes. */
+/* What is asked of a tensor: through `TensorAccess` where a framework's own code provides it; else, where its elements are,
+   from the exchange interface of DLPack, which is one call without an object, and the rest from the tensor's attributes. */
 
 #pragma once
 
 #include "common.h"
+#include "tensor_access.h"
 
 #define HOST (-1)
 #define MOST_DTYPES 32
-
-/* `DLTensor` of DLPack 1. */
-typedef struct {
-    void *data;
-    int32_t device_type, device_id, ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} View;
 
 /* `DLPackExchangeAPI` of DLPack 1. */
 typedef struct {
@@ -25,12 +16,11 @@ typedef struct {
     int (*view)(void *tensor, View *view);
 } Exchange;
 
-enum { CPU_DEVICE = 1, CUDA_DEVICE = 2 };
+static int (*exchange_view)(void *tensor, View *view); /* NULL where attributes must do */
+static const TensorAccess *tensor_access;              /* NULL where Python must do */
+static Plain viewed, accessed;                         /* the classes whose tensors they take */
 
-static int (*view_tensor)(void *tensor, View *view); /* NULL where attributes must do */
-static Plain viewed;                                 /* the classes whose tensors it takes */
-
-/* The code of each dtype that was seen. */
+/* The code of each dtype that was seen: DLPack's, or that of `TensorAccess`. */
 static struct {
     PyObject *dtype;
     uint8_t code, bits;
@@ -48,8 +38,122 @@ static PyObject *configure_views(PyObject *module, PyObject *args)
     if (exchange == NULL || read_types(&viewed, types)) {
         return NULL;
     }
-    view_tensor = exchange->major == 1 ? exchange->view : NULL;
+    exchange_view = exchange->major == 1 ? exchange->view : NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *configure_access(PyObject *module, PyObject *args)
+{
+    PyObject *capsule, *types;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &types)) {
+        return NULL;
+    }
+    const TensorAccess *found = capsule == Py_None ? NULL : PyCapsule_GetPointer(capsule, ACCESS_NAME);
+    if ((found == NULL && capsule != Py_None) || read_types(&accessed, types)) {
+        return NULL;
+    }
+    if (found != tensor_access) {
+        known_count = 0; /* it has codes of its own */
+        tensor_access = found;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Whether `tensor_access` knows tensors of this class. */
+static int is_accessible(PyObject *tensor)
+{
+    return tensor_access != NULL && is_plain(&accessed, tensor);
+}
+
+/* Fill in a view of a tensor's elements. `checked`: whether elements with a lazy sign are known to have none. */
+static int view_tensor(PyObject *tensor, View *view, int *checked)
+{
+    if (is_accessible(tensor)) {
+        return *checked = tensor_access->view(tensor, view);
+    }
+    *checked = 0;
+    if (exchange_view != NULL && is_plain(&viewed, tensor) && !exchange_view(tensor, view)) {
+        return 1;
+    }
+    PyErr_Clear(); /* a tensor of another sort: its attributes tell */
+    return 0;
+}
+
+static int version_of(PyObject *tensor, long long *version)
+{
+    int64_t found;
+    if (is_accessible(tensor) && tensor_access->version(tensor, &found)) {
+        *version = found;
+        return 0;
+    }
+    return number(tensor, s__version, version);
+}
+
+static int requires_gradient(PyObject *tensor)
+{
+    return is_accessible(tensor) ? tensor_access->requires_gradient(tensor) : flag(tensor, s_requires_grad);
+}
+
+/* The address of a tensor's storage. */
+static int storage_of(PyObject *tensor, int64_t *address)
+{
+    long long at;
+    if (is_accessible(tensor) && tensor_access->storage(tensor, address)) {
+        return 0;
+    }
+    PyObject *storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
+    int failed = storage == NULL || number(storage, s__cdata, &at);
+    Py_XDECREF(storage);
+    *address = failed ? 0 : at;
+    return failed ? -1 : 0;
+}
+
+/* Append a weak reference to a tensor's storage: its address stays its own until that is freed. */
+static int hold_storage(PyObject *references, PyObject *tensor)
+{
+    int64_t address;
+    PyObject *reference = NULL;
+    if (is_accessible(tensor) && tensor_access->weak_storage(tensor, &address)) {
+        reference = PyLong_FromVoidPtr((void *)(intptr_t)address);
+    }
+    else {
+        PyObject *storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
+        reference = storage == NULL ? NULL : PyObject_CallMethodNoArgs(storage, s__weak_ref);
+        Py_XDECREF(storage);
+    }
+    int failed = reference == NULL || PyList_Append(references, reference);
+    Py_XDECREF(reference);
+    return failed ? -1 : 0;
+}
+
+/* Free all references that `hold_storage` appended. Each is freed once, also if one of them fails. `hold` has the list. */
+static int free_storages(PyObject *references, PyObject *hold)
+{
+    Py_ssize_t count = PyList_GET_SIZE(references);
+    if (!count) {
+        return 0;
+    }
+    PyObject *freed = PyList_GetSlice(references, 0, count), *free = NULL;
+    int failed = freed == NULL || PyList_SetSlice(references, 0, count, NULL) ||
+                 (tensor_access == NULL && (free = PyObject_GetAttr(hold, s__free)) == NULL);
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        if (tensor_access != NULL) {
+            tensor_access->free_weak_storage((int64_t)(intptr_t)PyLong_AsVoidPtr(PyList_GET_ITEM(freed, i)));
+        }
+        else {
+            failed = effect(PyObject_CallOneArg(free, PyList_GET_ITEM(freed, i)));
+        }
+    }
+    Py_XDECREF(free);
+    Py_XDECREF(freed);
+    return failed ? -1 : 0;
+}
+
+/* A tensor with the same memory, out of the graph (a new reference). */
+static PyObject *alias_of(PyObject *tensor)
+{
+    PyObject *alias = is_accessible(tensor) ? tensor_access->alias(tensor) : NULL;
+    return alias != NULL ? alias : PyObject_CallMethodNoArgs(tensor, s_detach);
 }
 
 /* Whether a view has this dtype. A dtype is learned from the first tensor that has it. */
@@ -112,8 +216,8 @@ static int attributes_lie(PyObject *tensor, PyObject *kind, long long device, lo
 static int current_address(PyObject *tensor, long long *address)
 {
     View view;
-    if (view_tensor == NULL || !is_plain(&viewed, tensor) || view_tensor(tensor, &view)) {
-        PyErr_Clear(); /* a tensor of another sort: its attributes tell */
+    int checked;
+    if (!view_tensor(tensor, &view, &checked)) {
         return address_of(tensor, address);
     }
     *address = (long long)(intptr_t)view.data + (long long)view.byte_offset;
@@ -125,9 +229,8 @@ static int current_address(PyObject *tensor, long long *address)
 static int lies_as(PyObject *tensor, PyObject *kind, long long device, long long *address)
 {
     View view;
-    int is;
-    if (view_tensor == NULL || !is_plain(&viewed, tensor) || view_tensor(tensor, &view)) {
-        PyErr_Clear(); /* a tensor of another sort: its attributes tell */
+    int is, checked;
+    if (!view_tensor(tensor, &view, &checked)) {
         is = attributes_lie(tensor, kind, device, address);
     }
     else {
@@ -139,7 +242,7 @@ static int lies_as(PyObject *tensor, PyObject *kind, long long device, long long
         is = has_shape(&view, GET(TensorKind, kind, shape));
         is = is == 1 ? has_dtype(&view, tensor, GET(TensorKind, kind, dtype)) : is;
     }
-    if (is < 1 || (is = method_flag(tensor, s_is_neg)) < 0) {
+    if (is < 1 || checked || (is = method_flag(tensor, s_is_neg)) < 0) {
         return is;
     }
     return !is;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "rows.h"
-#include "views.h"
 
 #define MOST_WAITING 64
 
@@ -67,10 +66,7 @@ static int make_all_known(WaitingTensors *self)
         if (one->entries == NULL || one->entries->released) {
             continue;
         }
-        PyObject *storage = storage_of(one->tensor, &one->token.storage);
-        int failed = storage == NULL || remember_tensor(one->entries, &one->token, storage);
-        Py_XDECREF(storage);
-        if (failed) {
+        if (storage_of(one->tensor, &one->token.storage) || remember_tensor(one->entries, &one->token, one->tensor)) {
             return -1;
         }
         Py_CLEAR(one->entries);
@@ -92,13 +88,11 @@ static int find_row(DeviceEntries *entries, const WaitingTensors *waiting, PyObj
     if (!may_be_known(entries, token)) {
         return 0;
     }
-    PyObject *storage = storage_of(tensor, &token->storage);
-    if (storage == NULL) {
+    if (storage_of(tensor, &token->storage)) {
         return -1;
     }
     const KnownTensor *found = find_place(entries, token);
     token->row = found->storage ? found->row : NOWHERE;
-    Py_DECREF(storage);
     return 0;
 }
 

@@ -19,9 +19,10 @@ from tensortap.frameworks.hooks import CallHook, Detour, NativeHooks
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
+from tensortap.frameworks.torch.access import tensor_access
 from tensortap.frameworks.torch.changes import module_changes
 from tensortap.frameworks.torch.exact import TorchExactExecution
-from tensortap.frameworks.torch.gradient_hooks import GradientHooks, ParameterHook
+from tensortap.frameworks.torch.gradient_hooks import GradientHooks, ParameterHook, ViewHook
 from tensortap.frameworks.torch.graph import TorchGraph
 from tensortap.frameworks.torch.optimizers import TorchOptimizers
 from tensortap.frameworks.torch.random_states import random_states
@@ -196,7 +197,12 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
     def native_hooks(self) -> NativeHooks | None:
         if vars(torch.compiler).get(_COMPILING_FLAG) is not False:  # an unknown version, or a graph is being traced
             return None
-        return NativeHooks(_BeginHook, _EndHook, vars(torch.compiler), _COMPILING_FLAG)
+        return NativeHooks(_BeginHook, _EndHook, ViewHook, vars(torch.compiler), _COMPILING_FLAG)
+
+    @property
+    def watch_view(self) -> Callable[..., Remove]:
+        """What the C code calls for an output that is a view, and whose hook it has placed."""
+        return self._gradient_hooks.watch_view
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         return self._gradient_hooks.place(tensor, seen)
@@ -257,6 +263,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         return getattr(function, "value", function) == "fit"
 
     tensor_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    tensor_access = staticmethod(tensor_access)
     graph_task = staticmethod(torch._C._current_graph_task_id)
 
     def recomputing(self) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from tensortap.frameworks.base import GradientCallback, Remove
 from tensortap.frameworks.torch.graph import base_of
 
-__all__ = ["GradientHooks", "ParameterHook"]
+__all__ = ["GradientHooks", "ParameterHook", "ViewHook"]
 
 _MOST_VIEWS = 16
 
@@ -50,8 +48,8 @@ class GradientHooks:
     """Places hooks on tensors."""
 
     def __init__(self) -> None:
-        self.views: deque[_ViewHook] = deque(maxlen=_MOST_VIEWS)
-        """The newest outputs that are views. `check_views` drops those that are gone or have changed."""
+        self.views: list[ViewHook] = []
+        """The newest outputs that are views. `native/module_hooks.h` looks for changed ones, too."""
 
     def place(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
         """Call `seen` with the gradient of a tensor. Return what removes the hook; None if it gets no gradient."""
@@ -66,29 +64,32 @@ class GradientHooks:
         if base is None or (node := base.grad_fn) is None:
             remove: Remove = tensor.register_hook(_TensorHook(seen)).remove
             return remove
-        hook = _ViewHook(tensor, seen, node)
+        return self._watch(ViewHook(tensor, seen, node))
+
+    def watch_view(
+        self, tensor: torch.Tensor, seen: GradientCallback, node: Any, table: MutableMapping[Any, GradientCallback]
+    ) -> Remove:
+        """Do as `place` for a view whose hooks are in `table`, `seen` under itself. `node` is that of its base."""
+        return self._watch(ViewHook(tensor, seen, node, table))
+
+    def _watch(self, hook: ViewHook) -> Remove:
         self.views.append(hook)
+        if len(self.views) > _MOST_VIEWS:
+            del self.views[0]
         return hook.remove
 
     def check_views(self) -> None:
         """Look for views that were changed in place. This runs around every call, while there are views."""
-        views = self.views
-        with suppress(RuntimeError):  # another thread adds one
-            for hook in views:
-                if (tensor := hook.tensor()) is None or tensor._version != hook.version:
-                    break
-            else:
-                return  # the usual case
-        for _ in range(len(views)):
+        for hook in tuple(self.views):
+            tensor = hook.tensor()
+            if tensor is not None and tensor._version == hook.version:
+                continue
             try:
-                hook = views.popleft()
-            except IndexError:  # another thread looks, too
-                return
-            if (tensor := hook.tensor()) is not None:
-                if tensor._version == hook.version:
-                    views.append(hook)
-                else:
-                    hook.watch_base(tensor.shape)
+                self.views.remove(hook)
+            except ValueError:  # another thread looks, too
+                continue
+            if tensor is not None:
+                hook.watch_base(tensor.shape)
 
 
 class _TensorHook(partial[None]):
@@ -98,7 +99,7 @@ class _TensorHook(partial[None]):
     __torch_unserializable__ = True
 
 
-class _ViewHook:
+class ViewHook:
     """Reports the gradient of an output that is a view.
 
     When a view is changed in place, its old node leaves the graph and a hook on it never fires. The gradient of the
@@ -106,12 +107,20 @@ class _ViewHook:
     tensor exists, which keeps it itself.
     """
 
-    __slots__ = ("_arrived", "_handles", "_node", "_seen", "_shape", "tensor", "version")
+    __slots__ = ("_arrived", "_handles", "_node", "_seen", "_shape", "_table", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, seen: GradientCallback, node: Any) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        seen: GradientCallback,
+        node: Any,
+        table: MutableMapping[Any, GradientCallback] | None = None,
+    ) -> None:
+        """`table` has the tensor's hooks, with `seen` under itself, if that is on the tensor already."""
         self.tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor, self._release)
         self.version = tensor._version
-        self._handles = [tensor.register_hook(_TensorHook(self._at_tensor))]
+        self._handles = [] if table is not None else [tensor.register_hook(_TensorHook(self._at_tensor))]
+        self._table = table
         self._seen = seen
         self._node = node
         self._arrived = False
@@ -120,6 +129,8 @@ class _ViewHook:
         """Watch the base from now on: the view, which has this shape, has changed."""
         if self._node is not None:  # otherwise the hook was removed
             self._shape = shape
+            if self._table is not None and self._seen in self._table:
+                self._table[self._seen] = self._at_tensor
             self._handles.append(self._node.register_prehook(self._at_base))
             self._node = None
 
@@ -139,6 +150,8 @@ class _ViewHook:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._table is not None:
+            self._table.pop(self._seen, None)
         self._node, self.tensor = None, _no_tensor
 
 

@@ -1,0 +1,39 @@
+/* What the hooks ask of a tensor at every call, as functions of C: `torch_access.cpp` has them for torch.
+
+   Through the attributes of a Python object, each of these answers takes longer than all that the hooks do with it. */
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+enum { CPU_DEVICE = 1, CUDA_DEVICE = 2 }; /* as in DLPack */
+
+/* `DLTensor` of DLPack 1. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} View;
+
+#define ACCESS_NAME "tensortap.tensor_access"
+
+/* All functions need the interpreter lock. None raises: a function that returns an int returns 0 if it has no answer, and the
+   tensor's attributes are asked then, which raise what they have to. Tensors are of plain classes. */
+typedef struct {
+    int (*view)(PyObject *tensor, View *view); /* of a tensor whose memory holds its elements as they are */
+    int (*version)(PyObject *tensor, int64_t *version);
+    int (*storage)(PyObject *tensor, int64_t *address);
+    int (*weak_storage)(PyObject *tensor, int64_t *reference); /* as `UntypedStorage._weak_ref` */
+    void (*free_weak_storage)(int64_t reference);
+    int (*requires_gradient)(PyObject *tensor);
+    int (*is_computed)(PyObject *tensor, int *is_view); /* whether it is no leaf */
+    PyObject *(*alias)(PyObject *tensor); /* with the same memory and version, out of the graph; NULL if there is none */
+    int (*records_gradients)(void);
+    int (*graph_task)(void);                                            /* -1 outside of a backward */
+    int (*current_stream)(int32_t device, int32_t *current, int64_t *stream); /* the current device, and its stream's id */
+} TensorAccess;
