@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -14,6 +15,7 @@ __all__ = [
     "CallHook",
     "Detour",
     "NativeHooks",
+    "RepeatableHooks",
     "innermost",
     "innermost_optimizer",
     "is_own_hook",
@@ -58,6 +60,18 @@ class CallHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (nullcontext.__exit__, None)  # takes any arguments, does nothing and returns None
+
+
+class RepeatableHooks(ABC):
+    """What removes hooks when it is called, and can place them again in less time than they took at first."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Remove the hooks."""
+
+    @abstractmethod
+    def place_again(self) -> bool:
+        """Place the hooks that were removed. Return whether that was possible."""
 
 
 class NativeHooks(NamedTuple):

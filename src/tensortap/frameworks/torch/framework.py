@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ import torch
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, Remove
-from tensortap.frameworks.copies import plain_copies
+from tensortap.frameworks.copies import PlainCopies, plain_copies
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
-from tensortap.frameworks.hooks import CallHook, Detour, NativeHooks
+from tensortap.frameworks.hooks import CallHook, Detour, NativeHooks, RepeatableHooks
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
@@ -189,9 +190,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             return _around_compiled(module, before, after, self._copies.hold())
 
         begins, ends = _BeginHook(module, before, self._gradient_hooks), _EndHook(module, after, self._gradient_hooks)
-        first = module.register_forward_pre_hook(begins, with_kwargs=True)
-        last = module.register_forward_hook(ends, with_kwargs=True, always_call=True)
-        return partial(_remove_all, (first.remove, last.remove, self._copies.hold()))
+        return _CallHooks(module, begins, ends, self._copies)
 
     @property
     def native_hooks(self) -> NativeHooks | None:
@@ -373,13 +372,47 @@ class _EndHook(_ModuleHook):
         return self._report(output)
 
 
+class _CallHooks(RepeatableHooks):
+    """The two hooks on a module.
+
+    Torch's functions that register hooks take ten times as long as entries in its tables, and a run that leaves steps
+    out places all hooks in every recorded step.
+    """
+
+    __slots__ = ("_begins", "_copies", "_ends", "_first", "_last", "_module", "_release")
+
+    def __init__(self, module: torch.nn.Module, begins: _BeginHook, ends: _EndHook, copies: PlainCopies) -> None:
+        self._module = weakref.ref(module)
+        self._begins, self._ends = begins, ends
+        self._first = module.register_forward_pre_hook(begins, with_kwargs=True)
+        self._last = module.register_forward_hook(ends, with_kwargs=True, always_call=True)
+        self._copies = copies
+        self._release = copies.hold()
+
+    def __call__(self) -> None:
+        self._first.remove()
+        self._last.remove()
+        self._release()
+
+    def place_again(self) -> bool:
+        module, first, last = self._module(), self._first, self._last
+        if (
+            module is None
+            or first.hooks_dict_ref() is not module._forward_pre_hooks
+            or last.hooks_dict_ref() is not module._forward_hooks
+        ):
+            return False
+        module._forward_pre_hooks[first.id] = self._begins
+        module._forward_pre_hooks_with_kwargs[first.id] = True
+        module._forward_hooks[last.id] = self._ends
+        module._forward_hooks_with_kwargs[last.id] = True
+        module._forward_hooks_always_called[last.id] = True
+        self._release = self._copies.hold()
+        return True
+
+
 _is_compiling = torch.compiler.is_compiling
 _COMPILING_FLAG = "_is_compiling_flag"
-
-
-def _remove_all(removers: Sequence[Remove]) -> None:
-    for remove in removers:
-        remove()
 
 
 class Models(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so it has no types here
