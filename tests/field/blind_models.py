@@ -9,6 +9,7 @@ import functools
 
 from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
+from .blind_seventh_models import SEVENTH
 from .blind_sixth_models import AFTER_SIXTH, SIXTH
 from .blind_third_models import THIRD
 from .building import (
@@ -338,4 +339,4 @@ SECOND: dict[str, Family] = {
     ),
 }
 
-BLIND = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | AFTER_SIXTH
+BLIND = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | AFTER_SIXTH | SEVENTH

@@ -222,3 +222,47 @@ def asked(
     if languages:
         batch["lang_ids"] = torch.arange(ROWS) % languages
     return batch
+
+
+def tagged(random: torch.Generator) -> Batch:
+    """Tokens, their mask, a kind of task, and a class for each token that is not padding."""
+    batch = language(random, length=18)
+    labels = torch.randint(CLASSES, (ROWS, 18), generator=random).masked_fill(batch["attention_mask"] == 0, -100)
+    kinds = (torch.arange(18) >= 9).long().expand(ROWS, -1).contiguous()
+    return batch | {"labels": labels, "token_type_ids": kinds, "task_type_ids": kinds.flip(1)}
+
+
+def chained(random: torch.Generator) -> Batch:
+    """Two or three chains in each row, told apart by their numbers; some tokens are masked, and have labels alone."""
+    tokens = torch.randint(3, WORDS - 1, (ROWS, 16), generator=random)
+    hidden = (torch.arange(16) % 5 == torch.arange(ROWS)[:, None]) & (torch.arange(16) > 0)
+    starts = torch.tensor([[6, 16], [4, 11], [9, 16], [5, 13]])
+    return {
+        "input_ids": tokens.masked_fill(hidden, WORDS - 1),
+        "sequence_id": (torch.arange(16)[None, :, None] >= starts[:, None]).sum(-1),
+        "labels": tokens.masked_fill(~hidden, -100),
+    }
+
+
+def _frames(random: torch.Generator, length: int, width: int) -> Batch:
+    """Frames of sound, of which a part is padding."""
+    mask = (torch.arange(length) < torch.tensor([length, length * 3 // 4, length, length * 5 // 8])[:, None]).long()
+    return {
+        "input_features": torch.randn(ROWS, length, width, generator=random) * mask[..., None],
+        "attention_mask": mask,
+    }
+
+
+def sounds(random: torch.Generator) -> Batch:
+    """Frames of sound, and a class for each row."""
+    return _frames(random, 24, 8) | {"labels": torch.randint(CLASSES, (ROWS,), generator=random)}
+
+
+def transcribed(random: torch.Generator) -> Batch:
+    """Frames of sound, and what was said, with padding after it."""
+    return _frames(random, 64, 16) | {"labels": language(random, length=8)["labels"]}
+
+
+def dictated(random: torch.Generator) -> Batch:
+    """Frames of sound, and what was said, which a loss aligns with them; padding is the token 0."""
+    return _frames(random, 64, 16) | {"labels": language(random, length=6)["labels"].clamp(min=0)}

@@ -12,6 +12,7 @@ import torch
 from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
 from .blind_models import SECOND
+from .blind_seventh_models import SEVENTH
 from .blind_sixth_models import SIXTH
 from .blind_third_models import THIRD
 from .further import EVERY, FURTHER
@@ -136,7 +137,7 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
-    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH | SIXTH).items()):
+    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
         if of.attention and of.short:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")

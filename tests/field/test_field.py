@@ -24,7 +24,7 @@ from .zoo import MISTAKES
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 TRIED = ("llama", "gpt2", "mixtral", "resnet")  # they build without torchvision
-NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit", "mnasnet", "tv_vit", "xcit", "eva")
+NEED_TORCHVISION = ("mobilenet_v2", "efficientnet", "tv_swin", "timm_vit", "mnasnet", "tv_vit", "xcit", "eva", "twins")
 NAMED_AT_LEAST = 0.95
 CHEAP = ("gemm", "attention", "unpadded attention")
 

@@ -11,6 +11,9 @@ from .blind_fourth_decoders import FOURTH_DECODERS
 from .blind_fourth_encoders import FOURTH_ENCODERS
 from .blind_second_decoders import SECOND_DECODERS
 from .blind_second_encoders import SECOND_ENCODERS
+from .blind_seventh_decoders import SEVENTH_DECODERS
+from .blind_seventh_encoders import SEVENTH_ENCODERS
+from .blind_seventh_senses import SEVENTH_SENSES
 from .blind_sixth_decoders import SIXTH_DECODERS
 from .blind_sixth_encoders import SIXTH_ENCODERS
 from .blind_third_decoders import THIRD_DECODERS
@@ -44,4 +47,7 @@ MISTAKES = [
     *SIXTH_DECODERS,
     *SIXTH_ENCODERS,
     *AFTER_SIXTH_MISTAKES,
+    *SEVENTH_DECODERS,
+    *SEVENTH_ENCODERS,
+    *SEVENTH_SENSES,
 ]
