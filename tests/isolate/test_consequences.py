@@ -99,3 +99,31 @@ def test_code_that_reads_a_wrong_parameter_is_not_named(reference: Path) -> None
     result = checked(reference, Net(), rate=2e-3)
     assert {str(birth.cause) for birth in result.births} <= {"optimizer"}, result.sentence
     assert result.births
+
+
+def table_detached(self: Any, x: Tensor) -> Tensor:
+    x = self.early(self.first(x))
+    y = self.late(self.second(self.norm(x)))
+    return self.last(x + y + self.table.weight.detach())
+
+
+@pytest.mark.parametrize(("detached", "module"), [(False, "table"), (True, "")])
+def test_a_lost_gradient_of_a_module_that_is_never_called_is_named(
+    reference: Path, tmp_path: Path, detached: bool, module: str
+) -> None:
+    """The module is to blame if its weight is frozen, and the code that reads the weight if that detaches it."""
+
+    def changed() -> Net:
+        model = Net()
+        if detached:
+            model.forward = table_detached.__get__(model)  # type: ignore[method-assign]
+        else:
+            model.table.requires_grad_(False)
+        return model
+
+    result = checked(reference, changed())
+    assert [birth.module for birth in result.births] == [module], result.sentence
+    train(changed(), lambda model: tt.capture(model, tmp_path / "free", keep="tensors", kinds=KINDS))
+    compared = tt.compare(reference, tmp_path / "free")
+    assert compared.first is not None and compared.first.module == module, compared.sentence
+    assert str(compared.first.cause) == "missing_gradient"

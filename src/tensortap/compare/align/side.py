@@ -223,6 +223,14 @@ class Side:
         return self.names("dtype")
 
     @cached_property
+    def called(self) -> frozenset[str]:
+        """The modules of which a call is recorded. Others only hold parameters that the modules around them read."""
+        if not len(self):
+            return frozenset()
+        codes = np.unique(self.module.codes[self.kind.among(("input", "output"))])
+        return frozenset(self.module.words[code] for code in codes.tolist())
+
+    @cached_property
     def frozen(self) -> set[str]:
         """Modules whose parameters are all frozen, so that they get no gradients."""
         return {row.module for rows in self.run.coverage.values() for row in rows if row.reason == ALL_FROZEN}

@@ -218,7 +218,8 @@ def _ran(matched: Matched, rows: Ints) -> Sequence[bool | None]:
 
 def _have_calls_with(matched: Matched, rows: Ints, kind: str) -> Sequence[bool | None]:
     """Return of the reference's gradients whether a record of a kind is paired that is of their calls; for a
-    parameter's, of any call of its module in that pass."""
+    parameter's, of any call of its module in that pass. None if that module is never called: the calls of the module
+    around it tell."""
     if not len(rows):
         return []
     side, paired = matched.reference, matched.alignment.reference
@@ -228,7 +229,17 @@ def _have_calls_with(matched: Matched, rows: Ints, kind: str) -> Sequence[bool |
     called = [[*columns, side.call[at]] for columns, at in zip(places, (rows, wanted), strict=True)]
     of_parameters = side.kind.among(("param_grad",))[rows]
     found: list[bool | None] = np.where(of_parameters, are_among(*places), are_among(*called)).tolist()
-    return found
+    uncalled = [module not in side.called for module in side.module.at(rows)]
+    unknown = of_parameters & np.array(uncalled, bool)
+    return [None if is_unknown else has for has, is_unknown in zip(found, unknown.tolist(), strict=True)]
+
+
+def _calls_reading(matched: Matched, structure: Structure, scope: Pass, module: str) -> list[CallRows]:
+    """Return the calls that read a module's parameters: its own, or, of a module that neither side calls, those of the
+    module around it."""
+    while module and module not in matched.reference.called and module not in matched.candidate.called:
+        module = module.rpartition(".")[0]
+    return structure.calls_of_module.get((scope, module), [])
 
 
 def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) -> bool:
@@ -238,6 +249,8 @@ def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) 
     """
     calls = structure.calls_of_module.get((scope, key.module), ())
     if key.kind == "param_grad":
+        if matched.plan is None:
+            calls = _calls_reading(matched, structure, scope, key.module)
         if any(call.of("output") for call in calls) or matched.plan is None:
             return any(call.of("output") for call in calls)
         return bool(key.module) and _ran_on_both(
@@ -321,7 +334,7 @@ def _find_ends(
         if key.kind == "grad_output" and key.module in frozen:
             module: str | None = key.module  # nothing that made its output requires a gradient
         elif is_reached is None or key.kind == "grad_output":
-            module = _end_of(key, structure, isolation, missing, lost, int(matched.reference.rank[row]))
+            module = _end_of(key, matched, structure, isolation, missing, lost, int(matched.reference.rank[row]))
         else:
             module = key.module if is_reached else None
         if module is None or module in named:
@@ -361,6 +374,7 @@ def _missing_finding(matched: Matched, row: int, key: Key, container: str | None
 
 def _end_of(
     key: Key,
+    matched: Matched,
     structure: Structure,
     isolation: Isolation,
     missing: Collection[tuple[object, ...]],
@@ -373,11 +387,12 @@ def _end_of(
     lost: all that it lacks; None if the reference recorded no gradients at inputs.
     """
     scope = rank, key.step, key.micro
-    calls = [
-        c
-        for c in structure.calls_of_module.get((scope, key.module), ())
-        if key.kind == "param_grad" or c.number == key.call
-    ]
+    if key.kind == "param_grad":
+        reached = [c for c in _calls_reading(matched, structure, scope, key.module) if c.of("grad_output")]
+        if not reached:
+            return None
+        return key.module if key.module in matched.settings.loop.frozen_modules else reached[0].module
+    calls = [call for call in structure.calls_of_module.get((scope, key.module), ()) if call.number == key.call]
     if key.kind == "grad_output":
         if any(_sent_nothing(user, missing) for user in _users_of(key, structure, calls)):
             return None
@@ -393,7 +408,7 @@ def _end_of(
         return detacher or caller
     if not any(call.of("grad_output") for call in calls):
         return None
-    if key.kind == "grad_input" and key._replace(phase="forward", kind="input") in isolation.cut_off:
+    if key._replace(phase="forward", kind="input") in isolation.cut_off:
         cutter = isolation.cutter(calls[0], key.path, structure)
         return key.module if cutter is None else cutter
     return key.module
