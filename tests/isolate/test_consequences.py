@@ -127,3 +127,31 @@ def test_a_lost_gradient_of_a_module_that_is_never_called_is_named(
     compared = tt.compare(reference, tmp_path / "free")
     assert compared.first is not None and compared.first.module == module, compared.sentence
     assert str(compared.first.cause) == "missing_gradient"
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight
+
+
+class Handing(nn.Module):
+    """Hands a module parts of its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.product = nn.Linear(32, 8), Product()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.product(x, self.product.weight[0]) + self.product(x, self.product.weight[1])
+
+
+def test_code_that_hands_on_a_wrong_parameter_is_not_named(run_path: Path) -> None:
+    train(Handing(), lambda model: tt.capture(model, run_path, keep="tensors", kinds=KINDS))
+    result = checked(run_path, Handing(), rate=2e-3)
+    assert result.births and {str(birth.cause) for birth in result.births} <= {"optimizer"}, result.sentence

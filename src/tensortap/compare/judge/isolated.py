@@ -115,6 +115,8 @@ class Attributor:
             )
         if kind == "input" and self._was_put_in_by_a_wrong_call(row):
             return True
+        if kind in ("input", "output") and self._follows_parameters_inside(row):
+            return True
         if kind == "grad_input" and self._follows_a_misled_user(row):
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
@@ -190,6 +192,29 @@ class Attributor:
             and path not in {self.structure.path[given] for given in each.of("input")}
         ]
         return any(self._makes_wrong(inner) for each in without for inner in _all_inside(each))
+
+    def _follows_parameters_inside(self, row: int) -> bool:
+        """Whether code that made the same value right before a step may read parameters which that step moved wrongly:
+        a container's code may read those of all modules inside, and hand them to these."""
+        structure, call = self.structure, self.structure.call_of(row)
+        if call is None or structure.is_at_start(row):
+            return False
+        kind, module, path = structure.kind[row], structure.module[row], structure.path[row]
+        container = module if kind == "output" else self.isolation.caller(call)
+        if container is None:
+            return False
+        rank, step, _ = structure.scope[row]
+        inside = [name for name in structure.module_words if is_within(name, container)]
+        read = (state for name in inside for state in structure.parameters_of.get((rank, step, name), ()))
+        if not any(self._wrong(state) for state in read):
+            return False
+        spots = zip(structure.kind, structure.module, structure.path, structure.scope, strict=True)
+        before = [
+            each
+            for each, (*spot, scope) in enumerate(spots)
+            if spot == [kind, module, path] and scope[0] == rank and scope[1] < step
+        ]
+        return bool(before) and not any(self._wrong(each) for each in before)
 
     def _makes_wrong(self, call: CallRows) -> bool:
         """Whether a call returns something wrong, or hands it to a module inside."""
