@@ -136,3 +136,37 @@ def test_a_loss_that_hardly_differs_is_known_by_its_gradient(tmp_path: Path) -> 
     runs = [record(tmp_path / str(boolean), boolean, True, "tensors", shrink=1e-5) for boolean in (False, True)]
     found = tt.compare(*runs)
     assert found.first is None and "the loss reads positions that a mask hides" in found.sentence, found.sentence
+
+
+class _Experts(nn.Module):
+    """Each token goes to one of three layers, and each layer is called with its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.layers = nn.Linear(_WIDTH, 3), nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.gate(tokens).softmax(-1).max(-1)
+        made = torch.zeros_like(tokens)
+        for number, layer in enumerate(self.layers):
+            made[chosen == number] = layer(tokens[chosen == number]) * weights[chosen == number, None]
+        return made.view_as(x)
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_hidden_positions_among_the_tokens_of_an_expert_are_no_divergence(tmp_path: Path, keep: str) -> None:
+    """They choose other experts, which have other numbers of tokens. After a step, no sketch leaves them out."""
+    for name, boolean in (("a", False), ("b", True)):
+        model, batch = built(boolean, False)
+        torch.manual_seed(1)
+        for block in model.blocks:
+            block.mlp = _Experts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tt.capture(model, tmp_path / name, keep=keep, optimizer=optimizer):
+            for _ in range(2):
+                model(**batch)["loss"].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    found = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "match", found.sentence

@@ -96,7 +96,9 @@ def find_unread(
         births = [birth for birth in births if birth.row is not None and structure.kind[birth.row] in _FORWARD]
     if any(birth.row is not None and structure.kind[birth.row] == "param_grad" for birth in births):
         return UnreadDifferences()
-    if not where.any() or (where & (pairs.reshaped | pairs.nonfinite)).any():
+    reshaped = pairs.reshaped.copy()
+    reshaped[list(pairs.other_lengths)] = False  # hidden positions among the tokens of an expert
+    if not where.any() or (where & (reshaped | pairs.nonfinite)).any():
         return UnreadDifferences()
     wrong = np.flatnonzero(where).tolist()
     scopes = {structure.scope[row] for row in wrong if structure.kind[row] in _FORWARD}
