@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.align.alignment import one_module_each
+from tensortap.compare.align.side import Ints, Side
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.matching import Matched, errors_of, match
 from tensortap.compare.measure.engine import Engine
@@ -75,4 +77,27 @@ def _of_steps(noise: Noise, matched: Matched) -> NoiseAllowance:
     side, rows = matched.reference, matched.alignment.reference
     spots = zip(side.module.at(rows), side.call[rows].tolist(), side.kind.at(rows), side.path.at(rows), strict=True)
     found = np.array([Policy.of_steps(*noise.of(spot)) for spot in spots]).reshape(-1, 2)
+    more = _cancelled_since(side, rows)[:, None]
+    found = np.minimum(more * found, np.maximum(found, MOST_ASSUMED))
     return found[:, 0], found[:, 1]
+
+
+def _cancelled_since(side: Side, rows: Ints) -> npt.NDArray[np.float64]:
+    """Return by row how many times more a parameter's gradient cancels out than in the first step; 1 at least.
+
+    Noise files know one step. The gradient sums products with the gradients at the module's outputs: its noise is that
+    of the terms, and counts more where less is left of their sum.
+    """
+    places = [np.asarray(column) for column in (side.rank, side.step, side.pass_number, side.module.codes)]
+    given: dict[tuple[int, ...], float] = {}
+    for row in np.flatnonzero(side.kind.among(("grad_output",))).tolist():
+        place = tuple(int(column[row]) for column in places)
+        given[place] = given.get(place, 0.0) + float(side.l2[row]) ** 2
+    more, first = np.ones(len(rows)), dict[tuple[object, ...], float]()
+    for number in np.flatnonzero(side.kind.among(("param_grad",))[rows]).tolist():
+        row = int(rows[number])
+        terms, left = given.get(tuple(int(column[row]) for column in places), 0.0) ** 0.5, float(side.l2[row])
+        if 0 < left < float("inf") and 0 < terms < float("inf"):
+            spot = side.rank[row], side.module[row], side.path[row]
+            more[number] = max(1.0, terms / left / first.setdefault(spot, terms / left))
+    return more
