@@ -169,3 +169,34 @@ def test_what_follows_a_tie_is_never_a_match(references: dict[str, Path], tmp_pa
     for keep in ("tensors", "summary"):
         found = tt.compare(references[keep], record(tmp_path / keep, True, keep, change))
         assert found.verdict in ("diverged", "incomparable")
+
+
+class Retrieval(nn.Module):
+    """Chooses vectors by their scores, and weighs them. The first two keys are the same, their values are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.keys, self.values = nn.Linear(8, 16), nn.Embedding(16, 8), nn.Embedding(16, 8)
+        self.act, self.last = nn.Tanh(), nn.Linear(8, 8)
+        with torch.no_grad():
+            for parameter in (self.gate.weight, self.gate.bias, self.keys.weight):
+                parameter[1] = parameter[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.gate(x).topk(2).indices
+        weights = self.act((self.keys(chosen) * x[:, None]).sum(-1))
+        return x + 1e-6 * self.last((weights[..., None] * self.values(chosen)).sum(-2))
+
+
+def test_a_gradient_depends_on_a_choice_that_the_value_hardly_shows(tmp_path: Path) -> None:
+    """The weights of two tied vectors are equal, and the gradients of these weights are not."""
+    for name, first in (("a", True), ("b", False)):
+        model = Retrieval()
+        with torch.no_grad():
+            model.gate.bias[0] += 2e-7 if first else -2e-7
+        with tt.capture(model, tmp_path / name, keep="tensors"):
+            model(torch.randn(64, 8, generator=torch.Generator().manual_seed(1))).mean().backward()
+    found = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert found.first is None, found.sentence
+    assert any("tokens chose another expert" in note for note in found.notes), found.notes

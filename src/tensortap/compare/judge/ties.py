@@ -85,7 +85,7 @@ class Ties:
             # The gradient of a value that other tokens chose depends on them just as the value does.
             choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
-            return self._status_beside_inner_choice(row, call, tolerance)
+            return self._status_beside_choice(row, call, tolerance)
         if choice is None or reader is None:
             return None
         self.add(row, choice)
@@ -98,20 +98,23 @@ class Ties:
                 return None
         return "unjudged", FOLLOWS_TIE
 
-    def _status_beside_inner_choice(self, row: int, call: CallRows, tolerance: float) -> tuple[str, str] | None:
-        """Return status and rule of a gradient that is right but for tokens that chose another expert inside the call.
+    def _status_beside_choice(self, row: int, call: CallRows, tolerance: float) -> tuple[str, str] | None:
+        """Return status and rule of a gradient that is right but for tokens that chose another expert.
 
-        What the call returns may not depend on their choice, as the weights of a first position, which sees itself.
+        They did so inside the call, and what it returns may not depend on it, as the weights of a first position, which
+        sees itself. Or the code around made the gradient, by way of what it had made of their choice.
         """
         reader, calls = self._evidence.pairs.choices, [call]
         for each in calls:  # and those inside, as the list grows
             calls += each.children
         found = [self.choices[output] for each in calls for output in each.of("output") if output in self.choices]
+        beside = [] if call.parent is None else [r for each in call.parent.children for r in each.of("input", "output")]
+        found += [self._of[each] for each in beside if each in self._of]
         for choice in found:
             rest = None if reader is None else reader.error_without(row, choice)
             if rest is not None and rest <= tolerance:
                 self.add(row, choice)
-                return "close", TIE
+                return ("unjudged", FOLLOWS_TIE) if choice.tied is None else ("close", TIE)
         return None
 
     def _choice_of(self, call: CallRows, kind: str, shown: bool) -> ChangedChoice | None:
