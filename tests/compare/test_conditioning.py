@@ -80,6 +80,72 @@ class _Token(nn.Module):
         return self.linear(self.kernel(tokens)) * signs[:, None, None] * self.factor
 
 
+class _Pooled(nn.Module):
+    """Returns the mean of all rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True).expand_as(x)
+
+
+class _Deviation(nn.Module):
+    """What it sends back is the difference of two gradients, which are about the same in all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = _Pooled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(x) - x
+
+
+class _Mixed(nn.Module):
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.linear, self.mixer, self.kernel = nn.Linear(_WIDTH, _WIDTH), _Deviation(), _Rounded(seed, 2.0**-23)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(self.mixer(self.linear(x)) * 1e-3 + 10) * self.factor
+
+
+class _Crossing(nn.Module):
+    """Returns its input, with an element on one side of zero or on the other."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = torch.zeros_like(x)
+        there[0, 0] = 1.0
+        return x * (1 - there) + there * (x - x.detach() + 1e-7 * (-1) ** self.seed)
+
+
+class _Dense(nn.Module):
+    """A layer that joins what it is given."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.norm, self.kink, self.act = nn.LayerNorm(2 * _WIDTH), _Crossing(seed), nn.ReLU()
+        self.linear = nn.Linear(2 * _WIDTH, _WIDTH)
+
+    def forward(self, parts: list[Tensor]) -> Tensor:
+        return self.linear(self.act(self.kink(self.norm(torch.cat(parts, -1)))))
+
+
+class _Joined(nn.Module):
+    """Two layers use what the first makes, and the gradient that one of them sends back jumps at a kink."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(_WIDTH, _WIDTH), _Dense(seed), nn.Linear(_WIDTH, _WIDTH)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.first(x)
+        return (self.layer([x, made]) + self.last(made)) * self.factor
+
+
 def record(path: Path, build: Callable[..., nn.Module], seed: int, keep: str, factor: float = 1.0) -> Path:
     torch.manual_seed(0)
     model = build(seed, factor)
@@ -91,7 +157,7 @@ def record(path: Path, build: Callable[..., nn.Module], seed: int, keep: str, fa
 
 
 @pytest.mark.parametrize("keep", ["summary", "tensors"])
-@pytest.mark.parametrize("build", [_Residual, _Normed, _Centered, _Token])
+@pytest.mark.parametrize("build", [_Residual, _Normed, _Centered, _Token, _Mixed, _Joined])
 def test_what_a_right_module_enlarges_is_no_divergence(
     build: Callable[..., nn.Module], keep: str, tmp_path: Path
 ) -> None:

@@ -30,7 +30,8 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
     """A module sends back what it was given times its slope. A norm removes what is parallel to its output, and under
     some losses little is left: all errors are then large against the rest.
 
-    The size of its output over that of its input is about its slope, whatever it computes.
+    The size of its output over that of its input is about its slope, whatever it computes. A container sums what the
+    modules that it calls send back, and a sum may cancel out just as well.
     """
     evidence, structure = pair.evidence, pair.evidence.structure
     if pair.kind not in ("grad_output", "grad_input"):
@@ -38,6 +39,8 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
     own = structure.call_of(pair.row) if pair.kind == "grad_input" else None
     calls = structure.made_in(pair.row) if own is None else [own]
     sent = max((_slope(pair, call) * _largest(pair, call.of("grad_output")) for call in calls), default=0.0)
+    if pair.is_made_by_container:
+        sent = max(sent, _largest(pair, pair.sources_of("grad_input")))
     if sent < CANCELS * pair.l2:
         return 0.0
     known = [row for row in pair.sources if not evidence.wrong[row] and evidence.is_known(row)]

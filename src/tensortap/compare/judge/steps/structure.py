@@ -425,7 +425,7 @@ class StepStructure:
     def _behind(self, row: int, call: CallRows) -> Sources:
         """Return the sources of a gradient at a call's output: those of the backward of its users."""
         users = self.users(row, call)
-        found = [r for user in users for r in self._backward_of(user)]
+        found = [r for user in users for r in self._in_backward_of(user)]
         outermost = self.outermost(row, call)
         if outermost.parent is None:  # the root's own: the loss made it from the root's output
             around = outermost.of("output")
@@ -438,7 +438,8 @@ class StepStructure:
             around = around + self._parameters(call)
         if not any(user.of("grad_output", "grad_input") for user in users):
             return Sources(found + around)  # there are none, or no gradient comes by way of them
-        return Sources(found, self._sent_back(row, call, users), around)
+        sent = self._sent_back(row, call, users)
+        return Sources([*found, *sent], sent, around)
 
     def _sent_back(self, row: int, call: CallRows, users: Iterable[CallRows]) -> list[int]:
         """Return the gradients that the users of an output send back to it."""
