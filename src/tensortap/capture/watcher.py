@@ -439,7 +439,7 @@ class Watcher:
         if call.opens and self.rows is not None:
             self.rows.entered(call.micro, opened.tensors)
         if call.opens and self.visible is not None:
-            self.visible.begins(call.micro, opened.tensors)
+            self.visible.begins(call.micro, opened.tensors, site.owner)
         if "input" in self._kinds:
             self._record_all(site, call, "input", opened)
 

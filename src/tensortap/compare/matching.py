@@ -40,6 +40,8 @@ from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
     MaskDifference,
     boolean_pairs,
+    equal_mask,
+    equal_masks,
     has_edges,
     mask_difference,
     mask_pairs,
@@ -54,7 +56,7 @@ from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.movement import ReferenceMovement
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
-from tensortap.compare.measure.visible import leave_out_hidden_sums
+from tensortap.compare.measure.visible import have_same_padding, leave_out_hidden_sums
 from tensortap.compare.memory import release_unused
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
@@ -308,6 +310,27 @@ def measure_masks(
             from_sketches.append(pair)
     for pair, found in pattern_differences(reference, candidate, alignment, from_sketches).items():
         measures.take_mask(pair, found)
+    if len(pairs):
+        _keep_equal_masks(measures, reference, candidate, alignment)
+
+
+def _keep_equal_masks(measures: Measures, reference: Side, candidate: Side, alignment: Alignment) -> None:
+    """Keep masks that are equal and hide everything from some positions: each kind of attention makes something else of
+    these. Summaries do not show that, but whether the batch has padding."""
+    known: dict[int, MaskDifference | None] = {}
+    padded = {pair: mask for pair, mask in measures.masks.items() if mask.positions is None and not mask.differing}
+    for pair in equal_masks(reference, candidate, alignment, measures.equal):
+        row = int(alignment.reference[pair])
+        tensor = int(reference.tensor_id[row])
+        if not reference.kept[row]:
+            elements = int(reference.elements[row])
+            padded[pair] = MaskDifference(0.0, elements, elements, False)
+        elif tensor not in known:
+            known[tensor] = equal_mask(reference.array(row))
+        if (found := known.get(tensor)) is not None:
+            measures.masks[pair] = found
+    if padded and have_same_padding(reference, candidate):
+        measures.masks |= {pair: replace(mask, is_padded=True) for pair, mask in padded.items()}
 
 
 def without_padding(
@@ -371,7 +394,7 @@ def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPosi
     """Return by rank, step and micro step the positions that masks in two conventions hide."""
     hidden: dict[tuple[int, int, int], HiddenPositions] = {}
     for pair, mask in matched.measures.masks.items():
-        if mask.is_other_convention:
+        if mask.frees_positions:
             hidden.setdefault(_scope_of(matched, pair), HiddenPositions()).add(mask.positions)
     return hidden
 

@@ -18,7 +18,13 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
-from tensortap.compare.measure.masks import MaskDifference, mask_difference, reshaped_mask_difference, without_edges
+from tensortap.compare.measure.masks import (
+    MaskDifference,
+    equal_mask,
+    mask_difference,
+    reshaped_mask_difference,
+    without_edges,
+)
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -103,6 +109,8 @@ class Comparator:
         if found is not None and found.location is not None and found.shape == array.shape:
             equal = summary.digest == found.digest and dtype == found.dtype
             self.choices.see(row, key, array, lambda: self._reference.values(found), equal)
+            if equal and key.kind == "input":
+                self._take_mask(row, key, equal_mask(array, summary))
             if not equal:
                 self._measure_pair(row, key, found, array)
                 self._find_other_gelu(row, key, found, array)
@@ -207,7 +215,7 @@ class Comparator:
         if mask is None:
             return False
         self.masks[row] = mask
-        if mask.is_other_convention:
+        if mask.frees_positions:
             self._hidden.setdefault((key.step, key.micro), HiddenPositions()).add(mask.positions)
         return True
 

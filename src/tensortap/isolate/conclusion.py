@@ -82,7 +82,9 @@ def conclude_live(
             measures.take_shown(pair, measured[row], shown[row])
         elif row in measured:
             measures.take(pair, measured[row])
-        if row in masks:
+        if row in masks and measures.equal[pair]:
+            measures.masks[pair] = masks[row]
+        elif row in masks:
             measures.take_mask(pair, masks[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures, patterns=patterns)

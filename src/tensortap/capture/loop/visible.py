@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,12 +44,13 @@ class VisibleValues:
         self._on_device: VisibleSketches | None = None
         self._over = False
 
-    def begins(self, micro: int, tensors: Iterable[tuple[str, Any]]) -> None:
-        """Look for masks among the inputs of a call that opens a micro step."""
+    def begins(self, micro: int, tensors: Iterable[tuple[str, Any]], module: Any) -> None:
+        """Look for masks among the inputs of a call of `module` that opens a micro step."""
         if self._over:
             return
         with suppress_errors():
-            given = [each for path, each in tensors if "mask" in path and self._is_readable(each)]
+            names = {str(place): name for place, name in enumerate(signature(module.forward).parameters)}
+            given = [each for path, each in tensors if "mask" in names.get(path, path) and self._is_readable(each)]
             masks = [self._framework.host(each) for each in given if len(self._framework.local_shape(each)) == 2]
             hidden = [each == 0 for each in masks if each.dtype.kind in "biu"]
             if found := [each for each in hidden if each.any()]:

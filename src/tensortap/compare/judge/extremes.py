@@ -44,7 +44,7 @@ def rows_with_right_extremes(
     Empty if the first finding has nothing to do with hidden positions, or is the mistake itself.
     """
     first = births[0].row if births else None
-    given = {structure.module[row] for row, mask in pairs.masks.items() if mask.is_other_convention}
+    given = {structure.module[row] for row, mask in pairs.masks.items() if mask.frees_positions}
     if first is None or births[0].module not in given or structure.kind[first] not in _FORWARD:
         return set()
     scope = structure.scope[first]

@@ -65,7 +65,7 @@ def find_read_hidden(
         if pairs.dimensions[row] > 0 and (row in pairs.limits if row in pairs.shown else not _is_scaled(row, pairs))
     )
     right = [row for row in gradients if judgement.status[row] not in WRONG_STATUSES]
-    masks = [mask for row, mask in pairs.masks.items() if mask.is_other_convention and structure.scope[row] == scope]
+    masks = [mask for row, mask in pairs.masks.items() if mask.frees_positions and structure.scope[row] == scope]
     certain = any(_is_hidden(row, judgement, pairs) for row in outputs) and any(
         mask.positions is not None and (given := gradient_of(row)) is not None and _is_at(mask.positions, given)
         for row in right
@@ -91,7 +91,7 @@ def find_read_in_isolation(
 
     gradient_of: returns the reference's tensor of a row; None if it was not kept.
     """
-    masks = {structure.module[row]: mask for row, mask in pairs.masks.items() if mask.is_other_convention}
+    masks = {structure.module[row]: mask for row, mask in pairs.masks.items() if mask.frees_positions}
     excused = set()
     for birth in births:
         mask = masks.get(birth.module)

@@ -139,7 +139,7 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
     Only what is made from a mask depends on its convention. Padding differs after a step of the optimizer, which moves
     its embedding: not at the start.
     """
-    alike = [row for row, mask in pairs.masks.items() if mask.is_other_convention]
+    alike = [row for row, mask in pairs.masks.items() if mask.frees_positions]
     given = {structure.module[row] for row in alike}
     follows = scopes <= _with_hidden_positions(pairs, structure)
     beside_masks, padded = scopes <= {structure.scope[row] for row in alike}, _padded(pairs, structure)

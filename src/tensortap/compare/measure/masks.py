@@ -20,7 +20,7 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
 from tensortap.compare.measure.hidden import blind_positions
 from tensortap.core import dtypes
-from tensortap.core.records import Difference
+from tensortap.core.records import Difference, Summary
 from tensortap.core.sketches import fold
 from tensortap.kernels import difference, summarize
 from tensortap.kernels.summary.visible import Positions
@@ -28,6 +28,8 @@ from tensortap.kernels.summary.visible import Positions
 __all__ = [
     "MaskDifference",
     "boolean_pairs",
+    "equal_mask",
+    "equal_masks",
     "has_edges",
     "hidden_pattern",
     "in_convention_of",
@@ -70,12 +72,18 @@ class MaskDifference:
     """The convention of the reference and of the candidate."""
     positions: Positions | None = field(default=None, compare=False, repr=False)
     """Positions of which attention makes whatever its implementation likes; None if they are not known."""
+    is_padded: bool = False
+    """Whether the model was given a batch with padding, if the positions are not known."""
 
     @property
-    def is_other_convention(self) -> bool:
-        """Whether both sides hide the same in two ways, of which attention may make something else at a position."""
-        leaves_some = self.positions is None or bool(self.positions.any())
-        return self.words[0] != self.words[1] and not self.differing and leaves_some
+    def frees_positions(self) -> bool:
+        """Whether both sides hide the same, and two kinds of attention may make something else of some positions.
+
+        If it is not known whether a mask hides everything from a position, one in two conventions may.
+        """
+        if self.positions is None:
+            return not self.differing and (self.words[0] != self.words[1] or self.is_padded)
+        return not self.differing and bool(self.positions.any())
 
     @property
     def error(self) -> float:
@@ -172,6 +180,32 @@ def mask_pairs(reference: Side, candidate: Side, alignment: Alignment, open_pair
     return found
 
 
+def equal_masks(reference: Side, candidate: Side, alignment: Alignment, equal: Bools) -> list[int]:
+    """Return the pairs of inputs that are equal, and that hide elements by batch, query and key."""
+    pairs = np.flatnonzero(equal)
+    if not len(pairs):
+        return []
+    rows = alignment.reference[pairs]
+    kinds = conventions(reference)[rows]
+    masks = (kinds == NUMBER) | (kinds == EDGE) | ((kinds == FLAGS) & reference.dtype.among(("bool",))[rows])
+    masks &= reference.kind.among(("input",))[rows] & (reference.zeros[rows] < reference.elements[rows])
+    masks &= (reference.zeros[rows] > 0) & ~candidate.reordered[alignment.candidate[pairs]]
+    return [pair for pair in pairs[masks].tolist() if len(reference.shape(int(alignment.reference[pair]))) > 2]
+
+
+def equal_mask(array: Array, summary: Summary | None = None) -> MaskDifference | None:
+    """Return how an array, which both sides have, frees positions as a mask; None if it does not."""
+    kind = mask_of(array, summary) if array.ndim > 2 else NONE
+    if kind in (NONE, OPEN) or (kind == FLAGS and array.dtype.kind != "b"):
+        return None
+    hidden = _hidden(array, kind)
+    positions = blind_positions(hidden)
+    if positions is None or not positions.any():
+        return None
+    words, passed = _names((kind, kind), array.dtype, array.dtype), int(array.size - np.count_nonzero(hidden))
+    return MaskDifference(0.0, array.size, passed, True, words=words, positions=positions)
+
+
 def padding_masks(reference: Side, alignment: Alignment) -> list[int]:
     """Return the reference's rows of masks that the model is given, one number for each position."""
     rows = alignment.reference
@@ -188,12 +222,12 @@ def padding_positions(array: Array) -> Positions | None:
     return array == 0 if array.dtype.kind in "iuf" and np.isin(array, (0, 1)).all() else None
 
 
-def mask_of(array: Array) -> int:
-    """Return which kind of mask an array is."""
+def mask_of(array: Array, summary: Summary | None = None) -> int:
+    """Return which kind of mask an array is. `summary`: its own, if it is known."""
     name = dtypes.name_of(array.dtype)
     if array.dtype.kind == "c":
         return NONE
-    s = summarize(array)
+    s = summarize(array) if summary is None else summary
     numbers = (s.elements, s.nan, s.posinf, s.neginf, s.zeros, s.edge, s.min, s.max, s.l1)
     columns = (np.array([number]) for number in numbers)
     return int(_conventions(np.array([dtypes.edge_of(name) < np.inf]), *columns)[0])

@@ -67,7 +67,7 @@ def may_see_nothing(
     given = [row for row in inputs if "mask" in reference.path[row] and len(reference.shape(row)) == 2]
     tokens = {reference.shape(row): int(np.prod(reference.shape(row)) - reference.zeros[row]) for row in given}
     for pair, mask in masks.items():
-        if not mask.is_other_convention:
+        if not mask.frees_positions:
             continue
         row, other = int(rows[pair]), int(alignment.candidate[pair])
         shape = reference.shape(row)

@@ -20,7 +20,7 @@ from tensortap.compare.measure.hidden import EXPLAINS
 from tensortap.compare.measure.measures import Measures
 from tensortap.kernels.summary.visible import COPIES, SUMS
 
-__all__ = ["leave_out_hidden_sums"]
+__all__ = ["have_same_padding", "leave_out_hidden_sums"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def leave_out_hidden_sums(
 ) -> None:
     """Estimate pairs again without hidden positions, where they differ by more than rounding."""
     rows, partners = alignment.reference, alignment.candidate
-    scopes = {_scope(reference, int(rows[pair])) for pair, mask in measures.masks.items() if mask.is_other_convention}
+    scopes = {_scope(reference, int(rows[pair])) for pair, mask in measures.masks.items() if mask.frees_positions}
     if not scopes:
         return
     in_copies: set[int] = set()
@@ -52,6 +52,19 @@ def leave_out_hidden_sums(
             in_copies.add(length)
         if not ours.in_copies or length in in_copies:  # tokens may be in another order as well
             measures.take_shown_estimate(pair, shown, explained)
+
+
+def have_same_padding(reference: Side, candidate: Side) -> bool:
+    """Whether both models were given the same padding in the first recorded step, as far as that was recorded."""
+    ours, theirs = (_padding(side) for side in (reference, candidate))
+    return bool(ours) and ours == theirs
+
+
+def _padding(side: Side) -> list[dict[str, Any]]:
+    """Return what identifies the hidden positions of each rank's first step."""
+    known = [side.run.loop(rank).changes("visible", "") for rank in np.unique(side.rank).tolist()]
+    found = [{name: text for name, text in each[0].value.items() if name.endswith(".hidden")} for each in known if each]
+    return [each for each in found if each]
 
 
 def _scope(side: Side, row: int) -> tuple[int, int, int]:

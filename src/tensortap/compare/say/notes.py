@@ -177,7 +177,7 @@ def _positions_that_see_nothing(matched: Matched, births: list[Finding]) -> list
     if first is None or matched.measures.exact[first]:
         return []
     side, rows, masks = matched.reference, matched.alignment.reference, matched.measures.masks
-    given = {side.module[int(rows[pair])] for pair, mask in masks.items() if mask.is_other_convention}
+    given = {side.module[int(rows[pair])] for pair, mask in masks.items() if mask.frees_positions}
     inputs = rows[side.kind.among(("input",))[rows] & side.module.among(("",))[rows]].tolist()
     padded = any("mask" in side.path[row] and side.zeros[row] for row in inputs)
     if births[0].module not in given or not padded:

@@ -1,0 +1,106 @@
+"""Positions from which a mask hides everything: each kind of attention makes something else of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch import Tensor, nn
+
+import tensortap as tt
+
+_WORDS, _WIDTH, _LENGTH, _STEPS = 40, 16, 8, 2
+_KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad")
+_LOW = {"lowest": torch.finfo(torch.float32).min, "infinite": -float("inf"), "boolean": 0.0}
+
+
+class _Attention(nn.Module):
+    """Returns the mean of all values where a position sees nothing, or zero."""
+
+    def __init__(self, zero: bool, scale: float) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.zero, self.scale = zero, scale
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        shown = mask if mask.dtype == torch.bool else mask == 0
+        weights = (q @ k.transpose(1, 2) * self.scale).masked_fill(~shown, torch.finfo(x.dtype).min).softmax(-1)
+        weights = weights * shown.any(-1, keepdim=True) if self.zero else weights
+        return self.out(weights @ v)
+
+
+class _Model(nn.Module):
+    def __init__(self, zero: bool, convention: str, scale: float) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(_WORDS, _WIDTH), _Attention(zero, scale)
+        self.norm, self.head = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.convention = convention
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        shown = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril() & (attention_mask[:, None] > 0)
+        mask = torch.zeros(shown.shape).masked_fill(~shown, _LOW[self.convention])
+        x = self.embed(tokens)
+        x = x + self.attention(x, shown if self.convention == "boolean" else mask)
+        return self.head(self.norm(x))
+
+
+class Training:
+    def __init__(
+        self, zero: bool = False, convention: str = "lowest", scale: float = 0.25, reads: bool = False
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = _Model(zero, convention, scale)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.begin = torch.tensor([0, 3, 2, 4])[:, None]
+        self.reads = reads
+
+    def run(self) -> None:
+        places = torch.arange(_LENGTH)
+        for step in range(_STEPS):
+            tokens = torch.randint(1, _WORDS, (4, _LENGTH), generator=torch.Generator().manual_seed(step))
+            labels = tokens.masked_fill(places <= self.begin - int(self.reads), -100)[:, 1:]
+            logits = self.model(tokens, (places >= self.begin).long())  # the mask has no name
+            F.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten()).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def recorded(self, path: Path, keep: str) -> Path:
+        with tt.capture(self.model, path, keep=keep, kinds=_KINDS, optimizer=self.optimizer):
+            self.run()
+        return path
+
+
+def compared(tmp_path: Path, way: str, ours: dict[str, Any], theirs: dict[str, Any]) -> Any:
+    keep = "summary" if way == "summary" else "tensors"
+    reference, candidate = Training(**ours).recorded(tmp_path / "reference", keep), Training(**theirs)
+    if way != "isolated":
+        return tt.compare(reference, candidate.recorded(tmp_path / "candidate", keep))
+    with tt.check(candidate.model, reference, optimizer=candidate.optimizer) as check:
+        candidate.run()
+    return check.result
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary", "isolated"])
+@pytest.mark.parametrize("conventions", [("lowest", "lowest"), ("boolean", "boolean"), ("lowest", "infinite")])
+def test_what_attention_makes_of_blind_positions_is_no_divergence(
+    conventions: tuple[str, str], way: str, tmp_path: Path
+) -> None:
+    ours, theirs = ({"convention": each} for each in conventions)
+    found = compared(tmp_path, way, ours, {**theirs, "zero": True})
+    assert found.verdict == "match", found.sentence
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary", "isolated"])
+def test_a_mistake_beside_blind_positions_is_named(way: str, tmp_path: Path) -> None:
+    found = compared(tmp_path, way, {}, {"zero": True, "scale": 0.26})
+    assert found.first is not None and found.first.module == "attention", found.sentence
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary", "isolated"])
+def test_a_loss_that_reads_blind_positions_leaves_the_answer_open(way: str, tmp_path: Path) -> None:
+    found = compared(tmp_path, way, {"reads": True}, {"reads": True, "zero": True})
+    assert found.verdict == "incomparable" and "reads positions that a mask hides" in found.sentence, found.sentence
