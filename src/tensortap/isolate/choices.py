@@ -102,5 +102,8 @@ class LiveChoiceReader:
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
         return self._changed.get(self._rows[pair])
 
+    def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None:
+        return None  # the scores are the reference's
+
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None:
         return self._without.get(self._rows[pair])

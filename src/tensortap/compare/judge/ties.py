@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.margins import SHORT
-from tensortap.compare.judge.structure import CallRows
+from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.compare.measure.choices import ChangedChoice
 
 __all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]
@@ -26,6 +26,22 @@ _MOST_CHANGED = 1 / 4
 
 _SHORT = 2.0**-10
 """The least rounding of a short dtype."""
+_LEAST_EXPERTS = 2
+
+
+def _experts_beside(call: CallRows, row: int, structure: Structure) -> dict[int, int]:
+    """Return by number the modules of a list of which this call is one, each with the row of its own input: those that
+    the same code calls once, if this is one of several experts."""
+    beside, _, number = call.module.rpartition(".")
+    found: dict[int, int] = {}
+    for each in call.parent.children if call.parent is not None and number.isdigit() else ():
+        around, _, other = each.module.rpartition(".")
+        inputs = [each for each in each.of("input") if structure.path[each] == structure.path[row]]
+        if around == beside and other.isdigit():
+            if each.number or len(inputs) != 1:
+                return {}
+            found[int(other)] = inputs[0]
+    return found
 
 
 class Ties:
@@ -81,6 +97,8 @@ class Ties:
             pairs = self._evidence.pairs
             shown = row in pairs.shown and float(pairs.base.max()) >= _SHORT
             choice = self._choice_of(call, structure.kind[row], shown)
+        if choice is None and call is not None and structure.kind[row] == "input" and not isolated:
+            return self._status_of_routed(row, call, sources)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
             # The gradient of a value that other tokens chose depends on them just as the value does.
             choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
@@ -97,6 +115,27 @@ class Ties:
                 del self._of[row]
                 return None
         return "unjudged", FOLLOWS_TIE
+
+    def _status_of_routed(self, row: int, call: CallRows, sources: Sequence[int]) -> tuple[str, str] | None:
+        """Return status and rule of the input of an expert that code of a container chose, if rounding may have decided
+        which tokens it is given; else None."""
+        reader, structure = self._evidence.pairs.choices, self._evidence.structure
+        experts = _experts_beside(call, row, structure)
+        if reader is None or len(experts) < _LEAST_EXPERTS or self._evidence.policy.fixed:
+            return None
+        others = set(experts.values())
+        right = [each for each in sources if self._is_right(each) and each not in others]
+        given = [each for each in right if structure.kind[each] == "input"]
+        for scores in (each for each in right if structure.kind[each] == "output"):
+            choice = reader.compare_routed(experts, scores, given)
+            if choice is None or choice.tied is False or self._are_ties_rare(choice):
+                continue
+            if choice.tied or choice.changed <= self._most(choice, [scores]):
+                self.choices[row] = choice
+                for each in others:
+                    self.add(each, choice)
+                return "unjudged", FOLLOWS_TIE if choice.tied else TIE_UNKNOWN
+        return None
 
     def _status_beside_choice(self, row: int, call: CallRows, tolerance: float) -> tuple[str, str] | None:
         """Return status and rule of a gradient that is right but for tokens that chose another expert.

@@ -5,7 +5,7 @@ Where the choices of few tokens differ and their scores differ by less than roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -208,6 +208,8 @@ class ChoiceSource(Protocol):
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None: ...
 
+    def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None: ...
+
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None: ...
 
 
@@ -262,6 +264,30 @@ class ChoiceReader:
         if found is not None and found.tied is False and self._draws():
             return replace(found, tied=None, moved=None)
         return found
+
+    def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None:
+        """Return how choices differ that show in what experts are given.
+
+        experts: by number of an expert, the pair of its input. scores: the pair of the scores. given: pairs that may
+        hold all tokens.
+        """
+        from tensortap.compare.measure.routed import compare_routed, estimate_routed
+
+        shape = self._shape(scores)
+        if shape != self._other_shape(scores) or len(shape) < 2 or max(experts) >= shape[-1]:
+            return None
+        ours, theirs = (
+            {each: of(pair)[0] for each, pair in experts.items()} for of in (self._shape, self._other_shape)
+        )
+        size, moved = float(self._reference.l2[self._left[scores]]), float(self._distance[scores])
+        found = estimate_routed((ours, theirs), shape, moved / size if size else None)
+        if found is None or not all(map(self._kept, (*experts.values(), scores, *given))):
+            return found
+        sides = (
+            lambda pair: self._reference.array(int(self._left[pair])),
+            lambda pair: self._candidate.array(int(self._right[pair])),
+        )
+        return compare_routed(experts, found.tokens, scores, given, sides) or found
 
     def error_without(self, pair: int, choice: ChangedChoice) -> float | None:
         """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
