@@ -508,7 +508,12 @@ def pairs_of(matched: Matched) -> Pairs:
         mixed=mixed,
         l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
         mismatched=mismatched,
+        most_apart_of=partial(_most_apart, measures),
     )
+
+
+def _most_apart(measures: Measures, pair: int) -> float:
+    return measures.differences[pair].max_abs if pair in measures.differences else float("nan")
 
 
 def _other_lengths(left: Side, right: Side, alignment: Alignment, reshaped: Bools) -> set[int]:

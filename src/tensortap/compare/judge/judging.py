@@ -54,6 +54,8 @@ _FLOWING = ("input", "output", "grad_output", "grad_input")
 _FLOWING_GRADIENTS = ("grad_output", "grad_input")
 _FEW_CROSSED, _SHARE_CROSSED = 4, 16.0
 """Elements of a gradient that may cross a kink whatever the activations; and per error of these and element."""
+_MOST_STEPS = 4.0
+"""Times the usual step of an optimizer by which an element may be off: two steps, each of twice the usual size."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,7 @@ class PairJudge:
         return True
 
     def _is_few_steps(self, row: int, sources: Sequence[int]) -> bool:
-        """Whether few elements of a parameter took another step and all others agree, as far as its summary shows.
+        """Whether few elements of a parameter took another step and all others agree.
 
         Where a gradient is nearly zero, its rounding decides the step of an optimizer that divides by its size. An
         element is then off by at most two steps. A wrong optimizer moves all of them.
@@ -347,11 +349,13 @@ class PairJudge:
             return False
         if not evidence.optimizer.noise(row, sources) or any(evidence.wrong[source] for source in sources):
             return False
+        step = evidence.step_size(row) * evidence.l2[row] / int(self.pairs.elements[row]) ** 0.5
+        apart = float(self.pairs.distance[row])
+        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step:  # a row of few elements says nothing: one of them may do
+            return bool(apart <= self.tolerance[row] * evidence.l2[row])
         few = self.pairs.kink_of(row)
         if few is None or few.exact or few.crossed > _FEW_CROSSED:
             return False
-        step = evidence.step_size(row) * evidence.l2[row] / few.elements**0.5
-        apart = float(self.pairs.distance[row])
         return bool(few.rel_l2 <= self.tolerance[row] and apart <= 2 * step * few.crossed**0.5)
 
     def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:

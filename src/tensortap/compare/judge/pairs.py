@@ -73,6 +73,8 @@ class Pairs:
     """The reference's sum of magnitudes."""
     mismatched: Floats = field(default_factory=lambda: np.empty(0))
     """Share of elements that differ by more than rounding; NaN if not all elements were measured."""
+    most_apart_of: Callable[[int], float] = lambda pair: float("nan")
+    """Returns the largest difference of two elements; NaN if not all elements were measured."""
     including_activation: Collection[str] = ()
     """Modules that include the activation after them on one side: gradients of their parameters may cross its kinks."""
     candidate_l2: Floats = field(default_factory=lambda: np.empty(0))

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import erf, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["activation_between"]
+__all__ = ["ActivationSums", "activation_between", "is_relu_between"]
 
 Array = npt.NDArray[np.float64]
 _SAMPLE = 4096
 _NEAR = 1e-3
+
+
+class ActivationSums(NamedTuple):
+    """What a summary says about the values of a tensor."""
+
+    elements: float
+    zeros: float
+    low: float
+    high: float
+    mean: float
+    l1: float
+
+
+def is_relu_between(before: ActivationSums, after: ActivationSums) -> bool:
+    """Whether one tensor may be the ReLU of another, by their summaries: it has the same largest element, nothing below
+    zero, and sums up to the positive elements of the other."""
+    if before.elements != after.elements or not before.low < 0 == after.low or not after.zeros or not after.high > 0:
+        return False
+    positive = (before.l1 + before.mean * before.elements) / 2
+    return abs(after.high - before.high) <= _NEAR * before.high and abs(after.l1 - positive) <= _NEAR * positive
 
 
 def activation_between(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> str | None:

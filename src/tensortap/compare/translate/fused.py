@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortap.compare.align.side import Side
-from tensortap.compare.translate.activations import activation_between
+from tensortap.compare.translate.activations import ActivationSums, activation_between, is_relu_between
 from tensortap.core.records import Key, display_name
 from tensortap.mapping.model_mapping import ModelMapping
 
@@ -251,7 +251,7 @@ class _Finder:
         if any(outline.modules[name].tensors for name in users):
             return False
         if not whole.side.kept[row] or not apart.side.kept[other]:
-            return False
+            return is_relu_between(_sums(apart.side, other), _sums(whole.side, row))
         return activation_between(apart.side.array(other), whole.side.array(row)) is not None
 
     def _nearer(self, side: int, row: int, other: int, apart: float) -> bool:
@@ -271,3 +271,8 @@ class _Finder:
         sums = min(left.sketch_size, right.sketch_size)
         one, other = left.sketches_at(np.array([ours]), sums)[0], right.sketches_at(np.array([theirs]), sums)[0]
         return float(np.linalg.norm(one.astype(np.float64) - other)) / size
+
+
+def _sums(side: Side, row: int) -> ActivationSums:
+    columns = side.elements, side.zeros, side.min, side.max, side.mean, side.l1
+    return ActivationSums(*(float(column[row]) for column in columns))

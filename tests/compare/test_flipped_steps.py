@@ -1,0 +1,54 @@
+"""Elements of a parameter whose step rounding decides: an optimizer divides a gradient by its size, however small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import Seen, values, write
+
+import tensortap as tt
+from tensortap.compare.translate.activations import ActivationSums, is_relu_between
+
+_RATE = np.float32(1e-3)
+_PLACE = (5, 6, 1)
+
+
+def update(path: Path, sign: float, rate: float = 1.0) -> Path:
+    """One step of Adam over a kernel with rows of three elements, one of them with a gradient of rounding alone."""
+    before, gradient = values(1, (256, 256, 3)) / 30, values(2, (256, 256, 3))
+    before[5, 6] = [2e-4, 3e-4, -2e-4]
+    gradient *= np.float32(1 + (sign > 0) * 2**-23)
+    gradient[_PLACE] = np.float32(sign * 1e-8)
+    after = before - np.float32(rate) * _RATE * np.sign(gradient)
+    return write(
+        path,
+        [
+            Seen("conv", before, "param", path="weight"),
+            Seen("conv", gradient, "param_grad", path="weight"),
+            Seen("conv", after, "param", path="weight", call=1),
+        ],
+    )
+
+
+def test_a_short_row_with_a_flipped_step_is_no_divergence(tmp_path: Path) -> None:
+    found = tt.compare(update(tmp_path / "a", 1.0), update(tmp_path / "b", -1.0))
+    assert found.verdict == "match", found.sentence
+
+
+def test_an_element_further_off_than_steps_go_is_wrong(tmp_path: Path) -> None:
+    found = tt.compare(update(tmp_path / "a", 1.0), update(tmp_path / "b", -1.0, rate=1.5))
+    assert found.first is not None and found.first.cause == "optimizer", found.sentence
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.1])
+def test_a_relu_is_known_from_summaries(cut: float) -> None:
+    x = values(3, (64, 64))
+    y = np.where(x > cut, x, 0)
+
+    def sums(of: np.ndarray) -> ActivationSums:  # type: ignore[type-arg]
+        return ActivationSums(of.size, np.count_nonzero(of == 0), of.min(), of.max(), of.mean(), np.abs(of).sum())
+
+    assert is_relu_between(sums(x), sums(y)) == (not cut)
+    assert not is_relu_between(sums(x), sums(np.abs(x)))
