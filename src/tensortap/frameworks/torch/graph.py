@@ -67,4 +67,5 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     base = tensor._base if tensor._is_view() else None
     if base is None or base.numel() != tensor.numel():
         return None
-    return base if base.is_contiguous() and tensor.is_contiguous() else None
+    is_whole = base.shape == tensor.shape and base.stride() == tensor.stride()  # in any memory format
+    return base if is_whole or (base.is_contiguous() and tensor.is_contiguous()) else None
