@@ -351,7 +351,7 @@ class PairJudge:
             return False
         step = evidence.step_size(row) * evidence.l2[row] / int(self.pairs.elements[row]) ** 0.5
         apart = float(self.pairs.distance[row])
-        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step:  # a row of few elements says nothing: one of them may do
+        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step:  # one element is much of a short row
             return bool(apart <= self.tolerance[row] * evidence.l2[row])
         few = self.pairs.kink_of(row)
         if few is None or few.exact or few.crossed > _FEW_CROSSED:

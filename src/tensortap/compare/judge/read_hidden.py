@@ -42,7 +42,8 @@ def find_read_hidden(
     differ; none if something is wrong in the forward before.
 
     The gradient that the loss sends back shows it. Whole tensors show that it differs at these positions alone, or that
-    it is right and not zero there, however little the loss itself differs.
+    it is right and not zero there, however little the loss itself differs. A scalar that the model returns beside its
+    other outputs, and that the loss adds, may be made from these positions as well, as the balance of experts is.
 
     gradient_of: returns the reference's tensor of a row; None if it was not kept.
     """
@@ -71,7 +72,12 @@ def find_read_hidden(
         for row in right
         for mask in masks[:1]
     )
-    if not certain and not (differs and read):
+    scalars = {structure.path[row] for row in losses if _is_hidden(row, judgement, pairs)}
+    # If a gradient of another output is wrong, the scalar is the loss of that output, and may be wrong itself.
+    adds = right == gradients and any(not pairs.dimensions[row] and structure.path[row] in scalars for row in right)
+    blamed = {birth.module for birth in births if birth.row == first}
+    sent = any(_is_sent_to_hidden(module, first, pairs, structure, gradient_of) for module in blamed)
+    if not (certain or adds or sent or (differs and read)):
         return UnreadDifferences()
     steps = np.array([each[1] for each in structure.scope])
     wrong = np.flatnonzero(judgement.having(*WRONG_STATUSES) & (steps >= scope[1])).tolist()
@@ -91,17 +97,11 @@ def find_read_in_isolation(
 
     gradient_of: returns the reference's tensor of a row; None if it was not kept.
     """
-    masks = {structure.module[row]: mask for row, mask in pairs.masks.items() if mask.frees_positions}
-    excused = set()
-    for birth in births:
-        mask = masks.get(birth.module)
-        if mask is None or mask.positions is None or birth.row is None or birth.key.kind not in GRADIENT_KINDS:
-            continue
-        scope = structure.scope[birth.row]
-        calls = structure.calls_of_module.get((scope, birth.module), ())
-        given = [gradient_of(row) for call in calls for row in call.of("grad_output")]
-        if any(each is not None and _is_at(mask.positions, each) for each in given):
-            excused.add(birth.module)
+    excused = {
+        birth.module
+        for birth in births
+        if birth.row is not None and _is_sent_to_hidden(birth.module, birth.row, pairs, structure, gradient_of)
+    }
     wrong = judgement.having(*WRONG_STATUSES)
     rows = {birth.row for birth in births if birth.module in excused and birth.row is not None}
     rows |= {
@@ -111,6 +111,22 @@ def find_read_in_isolation(
         and any(structure.module[row] == module or is_within(structure.module[row], module) for module in excused)
     }
     return UnreadDifferences(frozenset(rows), READ_HIDDEN)
+
+
+def _is_sent_to_hidden(
+    module: str, row: int, pairs: Pairs, structure: Structure, gradient_of: Callable[[int], Array | None]
+) -> bool:
+    """Whether a row is a gradient of a module that is given a mask, and a gradient at positions that this hides."""
+    if structure.kind[row] not in GRADIENT_KINDS:
+        return False
+    masks = [
+        mask.positions
+        for each, mask in pairs.masks.items()
+        if structure.module[each] == module and mask.frees_positions and mask.positions is not None
+    ]
+    calls = structure.calls_of_module.get((structure.scope[row], module), ()) if masks else ()
+    given = [gradient_of(each) for call in calls for each in call.of("grad_output")]
+    return any(each is not None and _is_at(masks[-1], each) for each in given)
 
 
 def _is_at(positions: Positions, gradient: Array) -> bool:
