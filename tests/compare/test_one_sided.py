@@ -467,3 +467,41 @@ def test_a_parameter_that_two_forwards_use_before_one_backward(tmp_path: Path) -
     result = tt.compare(record("a", first=False), record("b", first=True))
     assert result.first is not None and result.first.module == "b", result.sentence
     assert "never comes" not in result.sentence
+
+
+class _Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.kept = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.given(x) + self.kept(state))
+
+
+class _Recurrent(nn.Module):
+    """Calls a cell again and again. `cut`: the state is detached between the calls."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.first, self.cell, self.cut = nn.Linear(4, 4), _Cell(), cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, states = torch.zeros(2, 4), []
+        for part in self.first(x).unbind(1):
+            state = self.cell(part, state)
+            states.append(state)
+            state = state.detach() if self.cut else state
+        return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize("keep", ["tensors", "summary"])
+def test_a_state_that_is_detached_between_calls(tmp_path: Path, keep: str) -> None:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path, cut in zip(paths, (False, True), strict=True):
+        torch.manual_seed(0)
+        model = _Recurrent(cut)
+        kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+        with tt.capture(model, path, keep=keep, kinds=kinds):
+            model(torch.randn(2, 5, 4)).square().sum().backward()
+    found = tt.compare(*paths)
+    assert found.first is not None and found.first.module == "", found.sentence

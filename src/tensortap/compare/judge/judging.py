@@ -455,16 +455,16 @@ class PairJudge:
 
     def _calls_that_lack_a_gradient(self, row: int) -> list[Spot]:
         """Return the calls whose backward made a gradient without one that the reference has: at an output; or, of
-        the calls inside a container, at an input."""
+        the calls inside a container, and of those that use an output, at an input."""
         kind = self.structure.kind[row]
         if kind not in GRADIENT_KINDS or not (self.calls_without_gradient or self.calls_that_send_none):
             return []
         made_in = self.structure.made_in(row)
         found = [call.spot for call in made_in if call.spot in self.calls_without_gradient]
-        if kind == "grad_input":
+        if kind in _FLOWING_GRADIENTS:
             own = self.structure.call_of(row)
-            inside = [call.spot for call in made_in if call is not own]
-            found += [spot for spot in inside if spot in self.calls_that_send_none]
+            others = [call.spot for call in made_in if call is not own]
+            found += [spot for spot in others if spot in self.calls_that_send_none]
         return found
 
     def _follows_something_wrong(self, row: int) -> bool:
