@@ -26,7 +26,7 @@ class GradientMakers:
     calls: RowLists
     """The calls that made each of them."""
     inner: RowLists
-    """Of gradients at an input of a call: the other ones, which ran inside that call."""
+    """Of gradients at an input or output of a call: the other ones, which ran inside that call or used the output."""
 
     @cached_property
     def all_calls(self) -> list[int]:
@@ -34,7 +34,7 @@ class GradientMakers:
         return found
 
     def made_by(self, calls: Sequence[int], inner: Sequence[int]) -> Ints:
-        """Return the gradients that one of some calls has made, or one of some calls inside another one."""
+        """Return the gradients that one of some calls has made, or one of some calls inside or after another one."""
         found = np.zeros(len(self.rows), bool)
         for lists, wanted in ((self.calls, calls), (self.inner, inner)):
             if wanted:
@@ -52,8 +52,8 @@ def makers_of_step(step: StepStructure, columns: RecordColumns, begin: int, end:
         if kind not in GRADIENT_KINDS or first < row:
             continue
         rows.append(row)
-        call = step.call_of(row) if kind == "grad_input" else None
-        if call is not None and not call.children:  # as `made_in` has it, for most records
+        call = step.call_of(row) if kind in ("grad_input", "grad_output") else None
+        if call is not None and kind == "grad_input" and not call.children:  # as `made_in` has it, for most records
             calls.add((call.first_row,))
             inner.add()
             continue
