@@ -141,6 +141,17 @@ def test_a_match_says_what_it_could_not_have_seen(kinds: tuple[str, ...], words:
     assert "would not show" not in forward.sentence  # no training is judged
 
 
+def test_a_match_of_several_steps_says_what_it_could_not_have_seen(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with tt.capture(model, tmp_path / "a") as tap:
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            tap.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "a")
+    words = " Parameters after the last step were not compared: a wrong last step would not show."
+    assert result.verdict == "match" and result.sentence.endswith(words), result.sentence
+
+
 def test_the_sentence_says_that_the_module_is_in_another_mode(tmp_path: Path) -> None:
     def trained(path: Path, training: bool) -> Path:
         torch.manual_seed(0)

@@ -223,14 +223,17 @@ def describe_uncompared(matched: Matched, optimizer: bool) -> str:
         return ""
     steps, equal = len(set(left.step[rows].tolist())), bool(matched.measures.equal.all())
     after = left.kind.among(("param",)) & (left.call > 0)
-    unseen_optimizer = optimizer and not after[rows].any() and not (steps > 1 and equal)
-    unseen_buffers = are_buffers_unseen(matched)
-    what = ["parameters after the step"] * unseen_optimizer + ["buffers"] * unseen_buffers
-    why = ["optimizer"] * unseen_optimizer + ["buffer"] * unseen_buffers
-    if not what:
+    unseen: list[tuple[str, str]] = []
+    if optimizer and not after[rows].any():
+        last = steps > 1 and equal  # the steps before show in the next one
+        unseen.append(
+            ("parameters after the last step", "last step") if last else ("parameters after the step", "optimizer")
+        )
+    unseen += [("buffers", "buffer")] * are_buffers_unseen(matched)
+    if not unseen:
         return ""
-    text = " and ".join(what)
-    return f" {text[0].upper()}{text[1:]} were not compared: a wrong {' or '.join(why)} would not show."
+    what, why = " and ".join(each for each, _ in unseen), " or ".join(each for _, each in unseen)
+    return f" {what[0].upper()}{what[1:]} were not compared: a wrong {why} would not show."
 
 
 def are_buffers_unseen(matched: Matched) -> bool:
