@@ -152,6 +152,31 @@ def test_a_match_of_several_steps_says_what_it_could_not_have_seen(tmp_path: Pat
     assert result.verdict == "match" and result.sentence.endswith(words), result.sentence
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (1, "Gradients and parameters after the step were not compared: a wrong backward or optimizer would not show."),
+        (2, "Parameters after the last step were not compared: a wrong last step would not show."),
+    ],
+)
+def test_a_match_of_outputs_alone_says_so(steps: int, words: str, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tt.capture(model, tmp_path / "a", kinds=("output",), optimizer=optimizer):
+        for _ in range(steps):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "a")
+    assert result.verdict == "match" and result.sentence.endswith(words), result.sentence
+
+
+def test_a_match_of_an_inference_says_nothing_of_training(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with tt.capture(model, tmp_path / "a", kinds=("output",)), torch.no_grad():
+        model(torch.ones(3, 4))
+    assert tt.compare(tmp_path / "a", tmp_path / "a").sentence.endswith("equal bit for bit.")
+
+
 def test_the_sentence_says_that_the_module_is_in_another_mode(tmp_path: Path) -> None:
     def trained(path: Path, training: bool) -> Path:
         torch.manual_seed(0)

@@ -219,21 +219,41 @@ def describe_uncompared(matched: Matched, optimizer: bool) -> str:
     """
     left, alignment = matched.reference, matched.alignment
     rows = alignment.reference
-    if not len(rows) or not left.phase.among(("backward",))[rows].any() or "config" not in left.run.info:
+    if not len(rows) or "config" not in left.run.info:
         return ""
     steps, equal = len(set(left.step[rows].tolist())), bool(matched.measures.equal.all())
+    gradients = bool(left.phase.among(("backward",))[rows].any())
+    if not gradients and not (_leaves_out_gradients(left) and (steps > 1 or _has_optimizer(matched))):
+        return ""
     after = left.kind.among(("param",)) & (left.call > 0)
     unseen: list[tuple[str, str]] = []
+    last = steps > 1 and equal  # the steps before show in the next one
+    if not gradients and not last:
+        unseen.append(("gradients", "backward"))
     if optimizer and not after[rows].any():
-        last = steps > 1 and equal  # the steps before show in the next one
         unseen.append(
             ("parameters after the last step", "last step") if last else ("parameters after the step", "optimizer")
         )
     unseen += [("buffers", "buffer")] * are_buffers_unseen(matched)
     if not unseen:
         return ""
-    what, why = " and ".join(each for each, _ in unseen), " or ".join(each for _, each in unseen)
+    what, why = _listed("and", [each for each, _ in unseen]), _listed("or", [each for _, each in unseen])
     return f" {what[0].upper()}{what[1:]} were not compared: a wrong {why} would not show."
+
+
+def _listed(word: str, parts: Sequence[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    return f" {word} ".join([*filter(None, [", ".join(parts[:-1])]), parts[-1]])
+
+
+def _leaves_out_gradients(side: Side) -> bool:
+    """Whether a run was asked for records of the forward alone. Without that, one without gradients is an inference."""
+    kinds = (side.run.info.get("config") or {}).get("kinds") or ()
+    return bool(kinds) and not any("grad" in kind for kind in kinds)
+
+
+def _has_optimizer(matched: Matched) -> bool:
+    return any("optimizer" in side.run.loop(rank).names() for side, rank in _ranks(matched))
 
 
 def are_buffers_unseen(matched: Matched) -> bool:
