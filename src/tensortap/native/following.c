@@ -3,8 +3,9 @@
    `Follower` is `capture.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
    `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
    makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
-   Tensors are used through their Python attributes, or through DLPack's exchange interface, so that no framework is needed
-   to build this; `deferred.h`, `launches.h`, `rows.h` and `waiting.h` alone know what `frameworks.torch.cuda` keeps.
+   Tensors are used through their Python attributes, through DLPack's exchange interface, or through `TensorAccess`, which
+   another module provides, so that no framework is needed to build this; `deferred.h`, `launches.h`, `rows.h` and
+   `waiting.h` alone know what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
    caches, so what counts is how few objects are made and looked at.
