@@ -231,6 +231,11 @@ class Side:
         return frozenset(self.module.words[code] for code in codes.tolist())
 
     @cached_property
+    def modules(self) -> frozenset[str]:
+        """All modules of the model, also those that were never called; none if the run does not list them."""
+        return frozenset(row.module for rows in self.run.coverage.values() for row in rows)
+
+    @cached_property
     def frozen(self) -> set[str]:
         """Modules whose parameters are all frozen, so that they get no gradients."""
         return {row.module for rows in self.run.coverage.values() for row in rows if row.reason == ALL_FROZEN}

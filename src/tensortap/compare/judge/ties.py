@@ -123,6 +123,8 @@ class Ties:
         experts = _experts_beside(call, row, structure)
         if reader is None or len(experts) < _LEAST_EXPERTS or self._evidence.policy.fixed:
             return None
+        if float(self._evidence.pairs.base.max()) < _SHORT:
+            return None  # so few tokens are tied that others moved, as positions that see nothing
         others = set(experts.values())
         right = [each for each in sources if self._is_right(each) and each not in others]
         given = [each for each in right if structure.kind[each] == "input"]

@@ -32,7 +32,7 @@ def estimate_routed(
     """
     ours, theirs = lengths
     tokens, experts = int(np.prod(scores[:-1])), scores[-1]
-    made, rest = divmod(sum(ours.values()), tokens)
+    made, rest = divmod(sum(ours.values()), tokens) if tokens else (0, 0)
     if rest or not 0 < made < experts or sum(theirs.values()) != made * tokens:
         return None
     left = sum(max(0, ours.get(each, 0) - theirs.get(each, 0)) for each in ours)
