@@ -230,9 +230,12 @@ class Side:
         codes = np.unique(self.module.codes[self.kind.among(("input", "output"))])
         return frozenset(self.module.words[code] for code in codes.tolist())
 
+    def may_have(self, module: str) -> bool:
+        """Return whether the model may have a module, called or not. A run in progress does not list its modules."""
+        return not self._modules or module in self._modules
+
     @cached_property
-    def modules(self) -> frozenset[str]:
-        """All modules of the model, also those that were never called; none if the run does not list them."""
+    def _modules(self) -> frozenset[str]:
         return frozenset(row.module for rows in self.run.coverage.values() for row in rows)
 
     @cached_property

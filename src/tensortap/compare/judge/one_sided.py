@@ -229,8 +229,8 @@ def _have_calls_with(matched: Matched, rows: Ints, kind: str) -> Sequence[bool |
     called = [[*columns, side.call[at]] for columns, at in zip(places, (rows, wanted), strict=True)]
     of_parameters = side.kind.among(("param_grad",))[rows]
     found: list[bool | None] = np.where(of_parameters, are_among(*places), are_among(*called)).tolist()
-    others = matched.candidate.modules  # where the candidate lacks the module, its parameter may have another name
-    uncalled = [module not in side.called and module in others for module in side.module.at(rows)]
+    # Where the candidate lacks the module, its parameter may have another name.
+    uncalled = [module not in side.called and matched.candidate.may_have(module) for module in side.module.at(rows)]
     unknown = of_parameters & np.array(uncalled, bool)
     return [None if is_unknown else has for has, is_unknown in zip(found, unknown.tolist(), strict=True)]
 
@@ -238,7 +238,7 @@ def _have_calls_with(matched: Matched, rows: Ints, kind: str) -> Sequence[bool |
 def _calls_reading(matched: Matched, structure: Structure, scope: Pass, module: str) -> list[CallRows]:
     """Return the calls that read a module's parameters: its own, or, of a module that neither side calls, those of the
     module around it."""
-    if module in matched.candidate.modules:
+    if matched.candidate.may_have(module):
         while module and module not in matched.reference.called and module not in matched.candidate.called:
             module = module.rpartition(".")[0]
     return structure.calls_of_module.get((scope, module), [])
