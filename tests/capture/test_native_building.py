@@ -105,6 +105,13 @@ def test_a_build_in_the_background_does_not_wait(added: building.BackgroundBuild
     assert building.BackgroundBuild(added._extension).module() is not None, "it is found at once from now on"
 
 
+def test_a_program_may_wait_for_all_children_itself(added: building.BackgroundBuild) -> None:
+    assert added.module() is None and added._child
+    os.waitpid(added._child, 0)  # the process that starts the build ends at once
+    added.module()
+    assert not added._child and (added.pending or added.module() is not None), "the build is not given up"
+
+
 def test_one_process_builds_and_others_wait_for_it(added: building.BackgroundBuild, tmp_path: Path) -> None:
     target = tmp_path / "added.so"
     claim = target.with_name("added.so.claim")

@@ -79,7 +79,10 @@ class BackgroundBuild:
 
     def _advance(self) -> None:
         if self._child:
-            self._child = 0 if os.waitpid(self._child, os.WNOHANG)[0] else self._child
+            try:
+                self._child = 0 if os.waitpid(self._child, os.WNOHANG)[0] else self._child
+            except ChildProcessError:  # the program waits for all children itself, or ignores SIGCHLD
+                self._child = 0
         found = _find(self._extension) if self._target is None else self._target
         if found is not None and found.is_file():
             self.pending = False
