@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -27,14 +28,15 @@ class RepeatedColumns:
         self._slot_columns: Mapping[str, Any] = {}
         self._tensors: Sequence[TensorKind] = ()
         self._tensor_columns: Mapping[str, Any] = {}
+        self._joined_slots, self._joined_tensors = _JoinedColumns(), _JoinedColumns()
 
     def of_slots(self, *steps: Sequence[RecordSlot]) -> Mapping[str, Any]:
         """Return the columns of what the slots of some steps say."""
-        return _joined([self._of_slots(slots) for slots in steps])
+        return self._joined_slots.of([self._of_slots(slots) for slots in steps])
 
     def of_tensors(self, *steps: Sequence[TensorKind]) -> Mapping[str, Any]:
         """Return the columns of dtypes and shapes, by the kinds of tensors of some steps."""
-        return _joined([self._of_tensors(kinds) for kinds in steps])
+        return self._joined_tensors.of([self._of_tensors(kinds) for kinds in steps])
 
     def _of_slots(self, slots: Sequence[RecordSlot]) -> Mapping[str, Any]:
         if slots != self._slots:
@@ -52,6 +54,21 @@ class RepeatedColumns:
         return self._tensor_columns
 
 
+class _JoinedColumns:
+    """The columns of several steps, which are made anew unless as many steps with the same columns come again."""
+
+    def __init__(self) -> None:
+        self._steps: Sequence[Mapping[str, Any]] = ()
+        self._columns: Mapping[str, Any] = {}
+
+    def of(self, steps: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if len(steps) == 1:
+            return steps[0]
+        if len(steps) != len(self._steps) or any(map(operator.is_not, steps, self._steps)):
+            self._columns, self._steps = _joined(steps), steps
+        return self._columns
+
+
 def slot_values(slots: Sequence[RecordSlot]) -> dict[str, list[Any]]:
     """Return what slots say, by column."""
     values = {name: [getattr(slot, name) for slot in slots] for name in _SLOT_COLUMNS}
@@ -65,8 +82,6 @@ def no_locations(count: int) -> dict[str, Any]:
 
 def _joined(steps: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the columns of several steps, one after the other."""
-    if len(steps) == 1:
-        return steps[0]
     columns = {name: [each[name] for each in steps] for name in steps[0]}
     return {
         name: pa.concat_arrays(parts) if all(isinstance(part, pa.Array) for part in parts) else [*chain(*parts)]

@@ -297,10 +297,11 @@ def encode_columns(columns: Mapping[str, Any], first: Sequence[bool], schema: An
     """
     schema = index_schema() if schema is None else schema
     sketches = _sketches(columns["sketch"], first, buckets)
-    nothing = [None] * len(sketches)
-    columns = {"placement": nothing, **columns}
-    arrays = [sketches if field.name == "sketch" else _column(columns[field.name], field.type) for field in SCHEMA]
-    arrays += [_column(columns.get(field.name, nothing), field.type) for field in list(schema)[len(SCHEMA) :]]
+    columns = {"placement": pa.nulls(len(sketches), SCHEMA.field("placement").type), **columns, "sketch": sketches}
+    arrays = [_column(columns[field.name], field.type) for field in SCHEMA]
+    for field in list(schema)[len(SCHEMA) :]:
+        given = columns.get(field.name)
+        arrays.append(pa.nulls(len(sketches), field.type) if given is None else _column(given, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

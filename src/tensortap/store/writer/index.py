@@ -180,19 +180,20 @@ class IndexWriter:
 
         At the end of a step, rows that came together may stay until the end of the next one, up to AGE. They are still
         in transit from a device and arrive during the next forward, when the interpreter has to keep the device busy
-        instead of encoding them.
+        instead of encoding them. The thread sleeps on while rows gather: training would wait for it to wake up.
         """
         with self._due:
             self._expected = None
             count = len(self._rows)
             if step_is_over and count and not isinstance(newest := self._rows[-1], Record):
                 waiting = 0 if self._by_step else self._gathered()
-                if newest.may_wait:
+                if newest.may_wait and not waiting:
                     self._expected = newest
-                    waiting = max(1, waiting)
+                    waiting = 1
                 count -= waiting
             self._urgent = max(self._urgent, count)
-            self._due.notify_all()
+            if self._urgent or self._expected is not None or not step_is_over:
+                self._due.notify_all()
 
     def _gathered(self) -> int:
         """Return how many of the newest entries may wait for those of later steps."""
@@ -364,6 +365,8 @@ class _Seen:
     def first(self, numbers: Iterable[int]) -> Sequence[bool]:
         """Add numbers; return for each whether it is new."""
         given = numbers if isinstance(numbers, np.ndarray) else np.fromiter(numbers, np.int64)
+        if not len(self._others) and (quick := self._first_in_order(given)) is not None:
+            return quick
         distinct, places = np.unique(given, return_index=True)
         new = (distinct < 0) | (distinct >= self._below)
         if len(self._others):
@@ -376,4 +379,16 @@ class _Seen:
         end = behind + (int(gaps[0]) if len(gaps) else len(after) - behind)
         self._below += end - behind
         self._others = np.delete(after, slice(behind, end))
+        return cast(Sequence[bool], first)
+
+    def _first_in_order(self, numbers: Any) -> Sequence[bool] | None:
+        """Do as `first` without sorting, if the new numbers come in order and without gaps; else change nothing."""
+        highest = np.maximum.accumulate(numbers)
+        first = np.empty(len(numbers), bool)
+        first[:1] = numbers[:1] >= self._below
+        np.greater(numbers[1:], np.maximum(highest[:-1], self._below - 1), out=first[1:])
+        count = int(np.count_nonzero(first))
+        if not len(numbers) or numbers.min() < 0 or int(highest[-1]) != self._below + count - 1:
+            return None
+        self._below += count
         return cast(Sequence[bool], first)
