@@ -18,9 +18,11 @@ from tensortap.core.records import display_name
 
 __all__ = ["AT_ONCE", "ReadOrder", "ReadSlot", "SnapshotRead"]
 
-_RETRIED_AFTER = 256
-_MOST_DOUBLED = 4
-"""Doublings of that number. A trial takes as long as ten deferred reads."""
+_RETRIED_AFTER = 1024
+"""Recorded steps over which the second trials of all slots are spread. A trial takes as long as ten deferred reads, so
+there must be few of them in a step: a model of 200 modules has 1,000 slots."""
+_MOST_DOUBLED = 2
+"""Doublings of that number."""
 _MOST_TRIED = 64
 """Tensors of a slot that are read twice in one step. A step that never ends need not try all of them."""
 _MOST_SLOTS = 100_000
