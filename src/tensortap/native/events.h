@@ -11,6 +11,7 @@ typedef struct {
     PyObject *partial, *watch_view; /* the latter is NULL where views are not watched in C */
     PyObject *guard, *lock;
     PyObject *take, *hooks, *step;
+    PyObject *placed; /* hooks on gradients that `tensor_access` placed in this step; NULL if there are none */
     PyObject *events, *open;
     Plain plain;
     Py_ssize_t at;
@@ -326,6 +327,26 @@ static int find_base_node(PyObject *view, PyObject **node)
     return result;
 }
 
+static PyObject *call_gradient_hook(PyObject *hook, PyObject *gradient); /* in `hooks.h` */
+
+/* Place a hook without a Python object on a tensor that nobody else has a hook on: those of others keep their order. */
+static int place_quickly(Follower *self, PyObject *tensor, PyObject *hook)
+{
+    if (!self->accesses || !is_accessible(tensor)) {
+        return 0;
+    }
+    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks);
+    int is = others == NULL ? -1 : others == Py_None;
+    Py_XDECREF(others);
+    if (is == 1 && self->placed == NULL) {
+        if ((self->placed = tensor_access->new_hooks(call_gradient_hook)) == NULL ||
+            PyList_Append(self->hooks, self->placed)) {
+            return -1;
+        }
+    }
+    return is == 1 ? tensor_access->place_hook(self->placed, tensor, hook) : is;
+}
+
 /* Call a hook with the gradient of an output, as `GradientHooks.place` has it done, without the Python code of torch's
    `register_hook`. Leaves are left to that. */
 static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
@@ -339,6 +360,9 @@ static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
     }
     if ((is = is_computed(tensor, &is_view)) < 1 || (is_view && self->watch_view == NULL)) {
         return is < 0 ? -1 : 0;
+    }
+    if (!is_view && (is = place_quickly(self, tensor, hook))) {
+        return is;
     }
     PyObject *hooks = hooks_of(tensor), *base_node = NULL, *pop = NULL, *remove = NULL;
     int failed = hooks == NULL || (is_view && find_base_node(tensor, &base_node)) || PyObject_SetItem(hooks, hook, hook);

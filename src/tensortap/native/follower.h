@@ -73,6 +73,7 @@ static PyObject *Follower_start(Follower *self, PyObject *args)
     put(&self->step, step);
     put(&self->take, take_function);
     put(&self->hooks, hooks);
+    Py_CLEAR(self->placed);
     put(&self->open, open);
     Py_DECREF(open);
     self->accesses = (char)(tensor_access != NULL && self->plain.count && is_plain_type(&accessed, self->plain.types[0]));

@@ -126,6 +126,11 @@ static PyObject *run_hook(Hook *self, PyObject *const *args, Py_ssize_t count, P
     return result;
 }
 
+static PyObject *call_gradient_hook(PyObject *hook, PyObject *gradient)
+{
+    return run_hook((Hook *)hook, &gradient, 1, NULL); /* `place_hook` takes no others */
+}
+
 static PyObject *Hook_call(Hook *self, PyObject *args, PyObject *kwargs)
 {
     return run_hook(self, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), kwargs);

@@ -22,6 +22,9 @@ typedef struct {
 
 #define ACCESS_NAME "tensortap.tensor_access"
 
+/* Calls a hook with a gradient, or None; returns None (a new reference), or NULL if an exception is set. */
+typedef PyObject *(*CallHook)(PyObject *hook, PyObject *gradient);
+
 /* All functions need the interpreter lock. None raises: a function that returns an int returns 0 if it has no answer, and the
    tensor's attributes are asked then, which raise what they have to. Tensors are of plain classes. */
 typedef struct {
@@ -36,4 +39,6 @@ typedef struct {
     int (*records_gradients)(void);
     int (*graph_task)(void);                                            /* -1 outside of a backward */
     int (*current_stream)(int32_t device, int32_t *current, int64_t *stream); /* the current device, and its stream's id */
+    PyObject *(*new_hooks)(CallHook call); /* hooks on gradients that are removed together, by a call without arguments; may raise */
+    int (*place_hook)(PyObject *hooks, PyObject *tensor, PyObject *hook); /* on a tensor that was computed and is no view */
 } TensorAccess;

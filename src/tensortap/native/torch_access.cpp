@@ -4,10 +4,19 @@
 
 #include "tensor_access.h"
 
+#include <atomic>
+#include <memory>
+#include <vector>
+
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 namespace {
 
@@ -142,8 +151,140 @@ int current_stream(int32_t device, int32_t *current, int64_t *stream)
     });
 }
 
+// Hooks on gradients that are removed together. Nodes of a graph may outlive them: what those have then does nothing.
+struct Hooks {
+    PyObject_HEAD CallHook call;
+    std::shared_ptr<std::atomic<bool>> placed;
+    std::vector<PyObject *> held; // `GradientHook`s borrow these
+};
+
+// A hook on an output of a node. Torch's own for Python's hooks make a dictionary, a list and a tuple for each of them.
+class GradientHook : public torch::autograd::FunctionPreHook {
+  public:
+    GradientHook(const Hooks &hooks, PyObject *hook, size_t output)
+        : placed(hooks.placed), call(hooks.call), hook(hook), output(output)
+    {
+    }
+
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list &gradients) override
+    {
+        if (placed->load(std::memory_order_relaxed)) {
+            pybind11::gil_scoped_acquire lock;
+            if (placed->load()) { // it is set to false under the same lock
+                const auto held = pybind11::reinterpret_borrow<pybind11::object>(hook);
+                const auto gradient =
+                    pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(gradients.at(output)));
+                if (!gradient || !pybind11::reinterpret_steal<pybind11::object>(call(held.ptr(), gradient.ptr()))) {
+                    throw python_error();
+                }
+            }
+        }
+        return gradients;
+    }
+
+    // Compiled autograd calls what is placed here. In some versions of torch this is not const.
+    void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) const { add_to(args); }
+    void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) { add_to(args); }
+
+  private:
+    void add_to(torch::dynamo::autograd::CompiledNodeArgs &args) const
+    {
+        pybind11::gil_scoped_acquire lock;
+        if (placed->load()) {
+            Py_INCREF(hook); // the object takes over a reference
+            args.add_tensor_pre_hook(c10::SafePyObject(hook, getPyInterpreter()), static_cast<int>(output));
+        }
+    }
+
+    std::shared_ptr<std::atomic<bool>> placed;
+    CallHook call;
+    PyObject *hook;
+    size_t output;
+};
+
+PyTypeObject *hooks_type;
+
+PyObject *new_hooks(CallHook call)
+{
+    auto *hooks = PyObject_GC_New(Hooks, hooks_type);
+    if (hooks != nullptr) {
+        hooks->call = call;
+        new (&hooks->placed) auto(std::make_shared<std::atomic<bool>>(true));
+        new (&hooks->held) std::vector<PyObject *>();
+        PyObject_GC_Track(hooks);
+    }
+    return reinterpret_cast<PyObject *>(hooks);
+}
+
+int remove_hooks(PyObject *self)
+{
+    auto *hooks = reinterpret_cast<Hooks *>(self);
+    hooks->placed->store(false);
+    std::vector<PyObject *> held;
+    held.swap(hooks->held); // freeing one may run any code
+    for (PyObject *hook : held) {
+        Py_DECREF(hook);
+    }
+    return 0;
+}
+
+PyObject *call_hooks(PyObject *self, PyObject *, PyObject *)
+{
+    remove_hooks(self);
+    Py_RETURN_NONE;
+}
+
+int traverse_hooks(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    for (PyObject *hook : reinterpret_cast<Hooks *>(self)->held) {
+        Py_VISIT(hook);
+    }
+    return 0;
+}
+
+void free_hooks(PyObject *self)
+{
+    auto *hooks = reinterpret_cast<Hooks *>(self);
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    remove_hooks(self);
+    std::destroy_at(&hooks->placed);
+    std::destroy_at(&hooks->held);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+PyType_Slot hooks_slots[] = {
+    {Py_tp_doc, const_cast<char *>("Hooks on gradients. A call removes them.")},
+    {Py_tp_call, reinterpret_cast<void *>(call_hooks)},
+    {Py_tp_traverse, reinterpret_cast<void *>(traverse_hooks)},
+    {Py_tp_clear, reinterpret_cast<void *>(remove_hooks)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(free_hooks)},
+    {0, nullptr},
+};
+PyType_Spec hooks_spec = {"tensortap.native.GradientHooks", sizeof(Hooks), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, hooks_slots};
+
+int place_hook(PyObject *group, PyObject *object, PyObject *hook)
+{
+    return answer([&] {
+        auto &hooks = *reinterpret_cast<Hooks *>(group);
+        const at::Tensor &tensor = unpack(object);
+        const auto &node = tensor.grad_fn();
+        if (node == nullptr || !hooks.placed->load()) {
+            return 0;
+        }
+        hooks.held.reserve(hooks.held.size() + 1); // before anything is placed
+        node->add_tensor_pre_hook(std::make_unique<GradientHook>(hooks, hook, tensor.output_nr()));
+        hooks.held.push_back(Py_NewRef(hook));
+        return 1;
+    });
+}
+
 TensorAccess functions = {view,        version, storage,           weak_storage, free_weak_storage, requires_gradient,
-                          is_computed, alias,   records_gradients, graph_task,   current_stream};
+                          is_computed, alias,   records_gradients, graph_task,   current_stream,    new_hooks,
+                          place_hook};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_access", "What the hooks ask of torch's tensors.", -1, nullptr};
 
@@ -151,7 +292,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_access", "What the hooks
 
 PyMODINIT_FUNC PyInit_torch_access()
 {
-    PyObject *module = PyModule_Create(&definition);
+    hooks_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&hooks_spec)); // held for ever
+    PyObject *module = hooks_type == nullptr ? nullptr : PyModule_Create(&definition);
     PyObject *capsule = module == nullptr ? nullptr : PyCapsule_New(&functions, ACCESS_NAME, nullptr);
     if (capsule == nullptr || PyModule_AddObject(module, "access", capsule)) {
         Py_XDECREF(capsule);
