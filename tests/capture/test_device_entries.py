@@ -13,6 +13,9 @@ from support.fake_gpu import FakeReader, Forever
 from tensortap.capture import native_classes
 from tensortap.capture.deferred.entries import DeviceEntries, new_device_entries
 from tensortap.capture.slot_placer import placed_token
+from tensortap.frameworks.torch.cuda.results import Batch, TicketColumns
+from tensortap.kernels.cuda.results import RESULT, columns
+from tensortap.kernels.summary.reference import BUCKETS
 
 
 @pytest.fixture(params=["C", "Python"])
@@ -99,3 +102,49 @@ def test_results_of_several_steps_are_those_of_each_alone(reader: FakeReader) ->
         np.testing.assert_array_equal(column, np.concatenate([each.columns[name] for each in alone]))
     assert list(joined.unchanged) == [False, True, False, False, True] * 3
     assert list(joined.missed) == [8, 9]
+
+
+def test_c_computes_the_columns_of_any_results_as_python_does(
+    monkeypatch: pytest.MonkeyPatch, reader: FakeReader
+) -> None:
+    """Nothing finite, nothing but values at the edge of the range, constants, sums that overflow, NaN."""
+    if reader._native is None:
+        pytest.skip("rows of Python take one way alone")
+    random = np.random.default_rng(0)
+    made: dict[Any, Any] = {}
+
+    def rows(batch: Batch) -> Any:
+        if batch not in made:
+            found = np.zeros(batch.size, RESULT)
+            found["sketch"] = random.normal(size=(batch.size, BUCKETS))
+            for name in ("about", "sum", "squares", "l1", "low", "high"):
+                found[name] = random.choice([0.0, 1.0, -2.5, 1e308, np.inf, np.nan, 1e-30], batch.size)
+            for name in ("nan", "posinf", "neginf", "zeros", "edge"):
+                found[name] = random.choice([0, 0, 0, 16, 32], batch.size)
+            found["digest"] = random.integers(0, 3, batch.size)
+            found["unchanged"] = random.integers(0, 2, batch.size)
+            made[batch] = found
+        return made[batch]
+
+    monkeypatch.setattr(Batch, "rows", rows)
+    steps = []
+    for _ in range(5):
+        entries = new_device_entries(reader)
+        kept = [torch.randn(4, 8) for _ in range(60)]
+        for tensor in kept + kept[:20] + kept[10:30]:
+            record(reader, entries, tensor)
+        for tensor in kept[5:25]:
+            kind = reader.deferrable(tensor, None)
+            before = entries.find(placed_token(reader.describe(tensor)[0], None))
+            assert kind is not None
+            ticket = reader.submit_deferred(tensor, kind, Forever(), entries[before])
+            entries.append("slot", kind, ticket, 3, len(entries), before, -1)  # type: ignore[arg-type]
+        reader.end_step()
+        steps.append(entries)
+    quick = reader._collect_natively(steps)
+    found = TicketColumns.joined([TicketColumns.of(each) for each in steps])  # type: ignore[arg-type]
+    expected, unchanged, missed = found.find_results()
+    assert quick is not None and not missed.any() and quick.unchanged.tolist() == unchanged.tolist()
+    assert 20 < unchanged.sum() < len(unchanged) - 60 * len(steps), "some of those that were read again differ"
+    for name, column in columns(expected, found.elements).items():
+        np.testing.assert_array_equal(quick.columns[name], column, err_msg=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -27,14 +27,14 @@ from tensortap.frameworks.torch.ops_reader import OpsReader
 from tensortap.kernels import summarize
 from tensortap.kernels.cuda import gpu as cuda_gpu
 from tensortap.kernels.cuda.driver import Parameter
-from tensortap.kernels.cuda.gpu import MOST_TOGETHER, BatchRead, PieceCounters
+from tensortap.kernels.cuda.gpu import MOST_TOGETHER, PENDING, BatchRead, PieceCounters
 from tensortap.kernels.cuda.layout import Layout
 from tensortap.kernels.cuda.parts import Part
 from tensortap.kernels.cuda.results import RESULT
 from tensortap.kernels.cuda.variants import MOST_FINISHED
 from tensortap.kernels.summary.reference import BUCKETS, ROW, digest_weights
 
-ITEMS = {"float32": 4, "float64": 8}
+ITEMS = {"float32": 4, "float64": 8, "int64": 8}
 WORKS, WORK, PLACED_WORK = struct.Struct("<QII2Q"), struct.Struct("<5Q4I"), struct.Struct("<5Q6I")
 """The parameter of a kernel that reads several tensors: what comes first, then a work for each of them."""
 
@@ -66,8 +66,8 @@ class FakeGpu:
         kernel: Any = FakeKernel(self, dtype, placed)
         return BatchRead(kernel, 264, placed, weights=weights, turns=turns, stream=stream)
 
-    def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
-        assert 0 < len(pending) <= 4 * MOST_FINISHED
+    def finish(self, pending: bytearray, partials: int, results: int, stream: int) -> None:
+        assert 0 < len(pending) <= PENDING.size * MOST_FINISHED
 
 
 class FakePlan:
@@ -130,6 +130,8 @@ def write(found: Any, summary: Any) -> None:
 
 
 class FakeEvent:
+    cuda_event = 0
+
     def __init__(self, **options: Any) -> None:
         pass
 
@@ -193,6 +195,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeReader]:
         monkeypatch.setattr(module, "new_host", lambda: torch.empty(1024 * RESULT.itemsize, dtype=torch.uint8))
     monkeypatch.setattr(torch_lane, "_stream", no_context)
     monkeypatch.setattr(torch_results.driver, "allow_captures", lambda: None)
+    monkeypatch.setattr(torch_results.driver, "has_happened", lambda event: True)
     monkeypatch.setattr(cuda_gpu, "clear", lambda address, count, stream: None)
     monkeypatch.setattr(torch.cuda, "stream", no_context)
     monkeypatch.setattr(torch.cuda, "device", no_context)

@@ -196,7 +196,7 @@ class DeviceReader(Protocol):
         """
 
     def end_step(self) -> None:
-        """Start to copy the step's summaries to the host."""
+        """Start to copy the step's summaries to the host. If the device fails after they arrive, they are not lost."""
 
     def wait(self, tickets: Sequence[Any]) -> None:
         """Wait until the summaries are in host memory, where a failing device cannot affect them. Thread-safe."""

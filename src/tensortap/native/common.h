@@ -17,7 +17,7 @@
     X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_base) X(watch_view) X(_register_hook_dict) X(get_device)       \
     X(grad_fn) X(pop)                                                                                                  \
     X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
-    X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(clear) X(data_ptr)    \
+    X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(check) X(clear) X(data_ptr)    \
     X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
     X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
     X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
@@ -65,14 +65,14 @@ static int make_names(void)
     X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream) X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last)        \
     X(Lane, _most) X(Lane, _most_waiting) X(Lane, _partials_at) X(Lane, _pending) X(Lane, _seen) X(Lane, _together)     \
     X(Lane, _used) X(Lane, _waiting) X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch)          \
-    X(BatchRead, _memory) X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights)      \
+    X(BatchRead, _memory) X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights) X(PreparedLaunch, packed) X(PieceCounters, _now) X(PieceCounters, _next) X(PieceCounters, _sure)      \
     X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                        \
     X(WaitingTensor, kind) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
     X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed) X(ReadSlot, later_until) \
     X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, device_reader)                  \
     X(PendingRows, entries)
 #define DEVICE_CLASSES(X)                                                                                              \
-    X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
+    X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(PreparedLaunch) X(PieceCounters) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
     X(PendingRows)
 
 #define DECLARE_FIELD(cls, field) static Py_ssize_t cls##_##field;

@@ -23,7 +23,7 @@ __all__ = ["HOOKS", "LONGEST", "Extension", "build", "build_apart", "build_once"
 LONGEST = 120
 """Seconds that a compiler may take."""
 
-_OPTIONS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+_OPTIONS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 
 
 class Extension(NamedTuple):

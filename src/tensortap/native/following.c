@@ -4,14 +4,15 @@
    `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
    makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
    Tensors are used through their Python attributes, through DLPack's exchange interface, or through `TensorAccess`, which
-   another module provides, so that no framework is needed to build this; `deferred.h`, `launches.h`, `rows.h` and
-   `waiting.h` alone know what `frameworks.torch.cuda` keeps.
+   another module provides, so that no framework is needed to build this; `collecting.h`, `deferred.h`, `launches.h`,
+   `rows.h` and `waiting.h` alone know what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
    caches, so what counts is how few objects are made and looked at.
 
    The functions return 1 (done), 0 (not done, nothing changed) or -1 (a Python exception is set). */
 
+#include "collecting.h"
 #include "module_hooks.h"
 #include "unchanged.h"
 
@@ -26,6 +27,8 @@ static PyMethodDef functions[] = {
      "Take classes, the module torch._C and limits, for reads on a device."},
     {"changed_items", changed_items, METH_O, "Return the places of the watched items that have changed."},
     {"identify_values", identify_values, METH_VARARGS, "Identify the values of an attribute of several objects."},
+    {"collect_results", collect_results, METH_VARARGS, "Fill in the columns of results that have arrived."},
+    {"join_numbers", join_numbers, METH_VARARGS, "Fill in the numbers of rows in several steps."},
     {"read_waiting", read_waiting, METH_O, "Read the waiting tensors of a lane; return whether that was done."},
     {NULL},
 };

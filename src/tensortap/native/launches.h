@@ -8,6 +8,7 @@
 #define WORKS_BYTES 32
 #define WORK_BYTES 56
 #define PLACED_WORK_BYTES 64
+#define PENDING_BYTES 16
 
 /* See `kernels.cuda.gpu` and `frameworks.torch.cuda.lane`; `configure_device` sets them. */
 static long long most_together, partial_bytes, result_bytes, probe_offset, most_finished;
@@ -92,32 +93,90 @@ static int compare_works(const void *left, const void *right)
     return a->number_there > b->number_there ? -1 : 1;
 }
 
+/* Take the counters of a launch, as `PieceCounters.begin` does. */
+static int begin_counting(PyObject *turns, long long *now, long long *next)
+{
+    if (IS(PieceCounters, turns) && GET(PieceCounters, turns, _sure) == Py_True) {
+        put(&GET(PieceCounters, turns, _sure), Py_False); /* an interrupted launch may have begun */
+        return get_count(GET(PieceCounters, turns, _now), now) || get_count(GET(PieceCounters, turns, _next), next) ? -1 : 0;
+    }
+    PyObject *counters = PyObject_CallMethodNoArgs(turns, s_begin);
+    int failed = counters == NULL || !PyTuple_Check(counters) || PyTuple_GET_SIZE(counters) != 2 ||
+                 get_count(PyTuple_GET_ITEM(counters, 0), now) || get_count(PyTuple_GET_ITEM(counters, 1), next);
+    Py_XDECREF(counters);
+    return failed ? -1 : 0;
+}
+
+static int end_counting(PyObject *turns)
+{
+    if (!IS(PieceCounters, turns)) {
+        return effect(PyObject_CallMethodNoArgs(turns, s_end));
+    }
+    PyObject *now = GET(PieceCounters, turns, _now);
+    GET(PieceCounters, turns, _now) = GET(PieceCounters, turns, _next);
+    GET(PieceCounters, turns, _next) = now;
+    put(&GET(PieceCounters, turns, _sure), Py_True);
+    return 0;
+}
+
+/* `PreparedLaunch.packed`. */
+typedef struct {
+    uint64_t call, kernel, stream, parameters;
+    uint32_t blocks, threads, shared;
+} PackedLaunch;
+
+typedef int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                            void **);
+
+/* Launch a kernel, as `PreparedLaunch.__call__` does, without ctypes. */
+static int run_launch(PyObject *launch)
+{
+    PyObject *packed = IS(PreparedLaunch, launch) ? GET(PreparedLaunch, launch, packed) : NULL;
+    PackedLaunch given;
+    const Py_ssize_t size = offsetof(PackedLaunch, shared) + sizeof given.shared;
+    if (packed == NULL || !PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != size) {
+        return effect(PyObject_CallNoArgs(launch));
+    }
+    memcpy(&given, PyBytes_AS_STRING(packed), (size_t)size);
+    int code;
+    Py_BEGIN_ALLOW_THREADS /* a full queue makes the driver wait */
+    code = ((LaunchKernel)(uintptr_t)given.call)((void *)(uintptr_t)given.kernel, given.blocks, 1, 1, given.threads, 1, 1,
+                                                 given.shared, (void *)(uintptr_t)given.stream,
+                                                 (void **)(uintptr_t)given.parameters, NULL);
+    Py_END_ALLOW_THREADS
+    if (!code) {
+        return 0;
+    }
+    PyObject *failure = PyLong_FromLong(code);
+    int failed = failure == NULL || effect(PyObject_CallMethodOneArg(launch, s_check, failure));
+    Py_XDECREF(failure);
+    return failed ? -1 : 0;
+}
+
 /* Fill in the parameter of a launch, and note where its partial results will be. */
 static int write_works(PyObject *lane, PyObject *batch, const Work *works, Py_ssize_t count, long long used, char *memory)
 {
     PyObject *together = works->together, *pending = GET(Lane, lane, _pending);
     int placed = GET(BatchRead, together, _placed) == Py_True;
     long long partials, results, weights, now, next, pieces = 0;
-    PyObject *counters = PyObject_CallMethodNoArgs(GET(BatchRead, together, _turns), s_begin);
-    int failed = counters == NULL || !PyTuple_Check(counters) || PyTuple_GET_SIZE(counters) != 2 ||
-                 get_count(PyTuple_GET_ITEM(counters, 0), &now) || get_count(PyTuple_GET_ITEM(counters, 1), &next) ||
-                 get_count(GET(Lane, lane, _partials_at), &partials) || get_count(GET(Batch, batch, _address), &results) ||
-                 get_count(GET(BatchRead, together, _weights), &weights);
-    Py_XDECREF(counters);
-    char *at = memory + WORKS_BYTES;
-    for (const Work *work = works; !failed && work < works + count; work++) {
+    Py_ssize_t before = PyByteArray_GET_SIZE(pending);
+    if (begin_counting(GET(BatchRead, together, _turns), &now, &next) ||
+        get_count(GET(Lane, lane, _partials_at), &partials) || get_count(GET(Batch, batch, _address), &results) ||
+        get_count(GET(BatchRead, together, _weights), &weights) ||
+        PyByteArray_Resize(pending, before + count * (Py_ssize_t)PENDING_BYTES)) {
+        return -1;
+    }
+    char *at = memory + WORKS_BYTES, *noted = PyByteArray_AS_STRING(pending) + before;
+    for (const Work *work = works; work < works + count; work++) {
         uint64_t wide[5] = {work->address, partials + (used + pieces) * partial_bytes,
                             results + work->number_there * result_bytes + probe_offset, 0, work->elements};
         uint32_t narrow[6] = {work->pieces, work->batches, work->longer, pieces, work->base, 0};
         memcpy(at, wide, sizeof wide);
         memcpy(at + sizeof wide, narrow, placed ? 24 : 16);
         at += placed ? PLACED_WORK_BYTES : WORK_BYTES;
-        long long row[4] = {used + pieces, work->pieces, work->number_there, 0};
-        for (int i = 0; !failed && i < 4; i++) {
-            PyObject *value = PyLong_FromLongLong(row[i]);
-            failed = value == NULL || PyList_Append(pending, value);
-            Py_XDECREF(value);
-        }
+        uint32_t row[4] = {used + pieces, work->pieces, work->number_there, 0};
+        memcpy(noted, row, PENDING_BYTES);
+        noted += PENDING_BYTES;
         pieces += work->pieces;
     }
     uint64_t first = weights, counted[2] = {now, next};
@@ -125,7 +184,7 @@ static int write_works(PyObject *lane, PyObject *batch, const Work *works, Py_ss
     memcpy(memory, &first, 8);
     memcpy(memory + 8, counts, 8);
     memcpy(memory + 16, counted, 16);
-    return failed || put_count(&GET(Lane, lane, _used), used + pieces) ? -1 : 0;
+    return put_count(&GET(Lane, lane, _used), used + pieces);
 }
 
 static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_ssize_t count)
@@ -138,7 +197,7 @@ static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_s
     if (get_count(GET(Lane, lane, _used), &used) || get_count(GET(Lane, lane, _most), &most)) {
         return -1;
     }
-    if (used + pieces > most || PyList_GET_SIZE(GET(Lane, lane, _pending)) + 4 * count > 4 * most_finished) {
+    if (used + pieces > most || PyByteArray_GET_SIZE(GET(Lane, lane, _pending)) / PENDING_BYTES + count > most_finished) {
         if (effect(PyObject_CallMethodOneArg(lane, s__finish, batch)) || get_count(GET(Lane, lane, _used), &used)) {
             return -1;
         }
@@ -153,8 +212,7 @@ static int launch_works(PyObject *lane, PyObject *batch, const Work *works, Py_s
         PyErr_SetString(PyExc_AssertionError, "far fewer bytes than that wait at a time");
     }
     failed = failed || write_works(lane, batch, works, count, used, memory.buf) ||
-             effect(PyObject_CallNoArgs(GET(BatchRead, together, _launch))) ||
-             effect(PyObject_CallMethodNoArgs(GET(BatchRead, together, _turns), s_end));
+             run_launch(GET(BatchRead, together, _launch)) || end_counting(GET(BatchRead, together, _turns));
     PyBuffer_Release(&memory);
     return failed ? -1 : 0;
 }

@@ -4,7 +4,7 @@
 
 #include "views.h"
 
-enum { NEW, SAME }; /* what a ticket is to that of its earlier sighting; see `frameworks.torch.cuda.results` */
+enum { NEW, SAME, PROBED, READ }; /* what a ticket is to that of its earlier sighting; see `frameworks.torch.cuda.results` */
 enum { NUMBERS = 4, TICKET = 5, FIRST_ROWS = 1024, NOWHERE = -1 };
 
 /* A tensor that a row is of. The table has open addressing, and `storage` is not 0 in a place that is taken. */
@@ -377,6 +377,7 @@ static PyMethodDef device_entries_methods[] = {
 };
 static PyMemberDef device_entries_members[] = {
     {"slots", T_OBJECT_EX, offsetof(DeviceEntries, slots), READONLY, "The slot of each row."},
+    {"batches", T_OBJECT_EX, offsetof(DeviceEntries, batches), READONLY, "The batches of all tickets."},
     {"kinds", T_OBJECT_EX, offsetof(DeviceEntries, kinds), READONLY, "The kind of each row's tensor."},
     {NULL},
 };

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
-from tensortap.capture.deferred.entries import new_device_entries
+from tensortap.capture.deferred.entries import DeviceEntries, new_device_entries
 from tensortap.capture.deferred.read_order import ReadSlot
 from tensortap.capture.repeated_columns import RepeatedColumns, no_locations, slot_values
 from tensortap.capture.slots import RecordSlot
@@ -127,16 +128,17 @@ class PendingRows:
         """Wait for the device, and return the complete rows by column."""
         steps = [rows.entries for rows in (self, *self._others)]
         found, unchanged, missed = self.device_reader.collect(*steps)  # type: ignore[arg-type]
-        numbers = self._numbers()
-        self._compare_second_reads(found["digest"], unchanged, numbers[:, 2])
-        missed = {*missed, *self._equal_rows(found["digest"], missed, numbers[:, 3])}
+        joined = self._join_natively(unchanged) if not missed and not self._repeats else None
+        step, seq, before, placements = self._numbers().T if joined is None else joined[:-1]
+        self._compare_second_reads(found["digest"], unchanged, before)
+        missed = {*missed, *self._equal_rows(found["digest"], missed, placements)}
         columns: dict[str, Any] = dict(found)
         columns |= self._repeated.of_slots(*(entries.slots for entries in steps))
         columns |= self._repeated.of_tensors(*(entries.kinds for entries in steps))
-        columns["step"], columns["seq"], before, placements = numbers.T
+        columns["step"], columns["seq"] = step, seq
         if (placements >= 0).any():
             columns["placement"] = [None if placement < 0 else placement for placement in placements.tolist()]
-        columns["tensor"] = self._tensor_numbers(before, unchanged, missed)
+        columns["tensor"] = self._tensor_numbers(before, unchanged, missed) if joined is None else joined[-1]
         if self._locations:
             columns |= zip(Location._fields, zip(*self._final_locations(unchanged), strict=True), strict=True)
         else:
@@ -163,6 +165,17 @@ class PendingRows:
             numbers[:, 2] += np.where(numbers[:, 2] < 0, 0, start)
             steps.append(numbers)
         return np.concatenate(steps)
+
+    def _join_natively(self, unchanged: Any) -> Any:
+        """Return what `_numbers` and `_tensor_numbers` return, by column; None if the rows are not those of C code."""
+        steps = [rows.entries for _, rows in self._joined()]
+        if isinstance(steps[0], DeviceEntries) or (native := native_classes.load()) is None:
+            return None
+        columns = np.empty((5, len(self)), np.int64)
+        if (count := native.join_numbers(steps, np.asarray(unchanged, bool), columns)) is None:
+            return None
+        columns[-1] = np.fromiter(islice(self._tensors, count), np.int64, count)[columns[-1]]
+        return columns
 
     def _tensor_numbers(self, before: Any, unchanged: Any, missed: Collection[int]) -> Any:
         """Return the number of each row's tensor: that of its earlier sighting, if it has not changed since."""

@@ -7,15 +7,28 @@ so that this module needs no framework.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tensortap.errors import TensortapError
 
-__all__ = ["CudaError", "Kernel", "Parameter", "allow_captures", "clear", "compile_kernel", "pin", "unpin"]
+__all__ = [
+    "CudaError",
+    "Kernel",
+    "Parameter",
+    "PreparedLaunch",
+    "allow_captures",
+    "clear",
+    "compile_kernel",
+    "has_happened",
+    "pin",
+    "unpin",
+]
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -50,20 +63,38 @@ class Kernel:
     def launch(self, blocks: int, parameter: Parameter, stream: int) -> None:
         self.prepared(blocks, parameter, stream)()
 
-    def prepared(self, blocks: int, parameter: Parameter, stream: int) -> Callable[[], None]:
-        """Return a function that launches the kernel with the current content of the parameter.
+    def prepared(self, blocks: int, parameter: Parameter, stream: int) -> PreparedLaunch:
+        """Return a function that launches the kernel with the current content of the parameter."""
+        return PreparedLaunch(self._call, self._function, (blocks, self._threads, self._shared), parameter, stream)
 
-        Converting eleven arguments takes longer than the launch itself, so it is done once, here.
-        """
-        sizes = [c_uint(size) for size in (blocks, 1, 1, self._threads, 1, 1, self._shared)]
-        arguments = self._function, *sizes, c_void_p(stream), parameter.pointers, None
-        call = self._call
 
-        def launch() -> None:
-            if code := call(*arguments):
-                _check(code)
+class PreparedLaunch:
+    """Launches a kernel with the current content of its parameter. `native/launches.h` does the same.
 
-        return launch
+    Converting eleven arguments takes longer than the launch itself, so it is done once.
+    """
+
+    __slots__ = ("_arguments", "_call", "packed")
+
+    def __init__(
+        self, call: Any, function: c_void_p, sizes: tuple[int, int, int], parameter: Parameter, stream: int
+    ) -> None:
+        """`sizes` are the blocks, the threads of each, and their bytes of shared memory."""
+        blocks, threads, shared = sizes
+        counts = [c_uint(size) for size in (blocks, 1, 1, threads, 1, 1, shared)]
+        self._arguments = function, *counts, c_void_p(stream), parameter.pointers, None
+        self._call = call
+        address = ctypes.cast(call, c_void_p).value
+        pointers = ctypes.addressof(parameter.pointers)
+        self.packed = struct.pack("<4Q3I", address, function.value or 0, stream, pointers, *sizes)
+        """The driver's function, the kernel, the stream, the pointer to its parameters, and the sizes."""
+
+    def __call__(self) -> None:
+        self.check(self._call(*self._arguments))
+
+    def check(self, code: int) -> None:
+        """Raise CudaError if the driver returned an error."""
+        _check(code)
 
 
 def compile_kernel(source: str, name: str, capability: tuple[int, int], options: Sequence[str], toolkit: str) -> bytes:
@@ -111,6 +142,16 @@ def allow_captures() -> None:
         _thread.relaxed = True
 
 
+def has_happened(event: int) -> bool:
+    """Return whether an event is known to have happened, without breaking a graph capture in another thread."""
+    mode = c_int(_RELAXED)
+    _driver().cuThreadExchangeStreamCaptureMode(byref(mode))
+    try:
+        return not _driver().cuEventQuery(event)
+    finally:
+        _driver().cuThreadExchangeStreamCaptureMode(byref(mode))
+
+
 @cache
 def _driver() -> ctypes.CDLL:
     try:
@@ -124,6 +165,7 @@ def _driver() -> ctypes.CDLL:
     library.cuMemHostRegister_v2.argtypes = [c_void_p, c_size_t, c_uint]
     library.cuMemHostUnregister.argtypes = [c_void_p]
     library.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]
+    library.cuEventQuery.argtypes = [c_void_p]
     library.cuGetErrorString.argtypes = [c_int, c_void_p]
     return library
 

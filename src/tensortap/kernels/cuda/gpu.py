@@ -22,6 +22,7 @@ from tensortap.kernels.summary.reference import ROW
 __all__ = [
     "MOST_TOGETHER",
     "PARTIAL_BYTES",
+    "PENDING",
     "PROBE_OFFSET",
     "BatchRead",
     "Gpu",
@@ -64,14 +65,19 @@ _WORK_LISTS = {
 _ADDRESSES = struct.Struct("<6Q")
 _LAYOUT = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q")
 _PART = struct.Struct(f"<II{MOST_DIMS}I{MOST_DIMS}q{MOST_DIMS}Q4Q")
+PENDING = struct.Struct("<4I")
+"""A tensor with partial results: the number of the first, their count, the slot of its result, and a zero."""
 PROBE_OFFSET = RESULT.fields["probe"][1] if RESULT.fields else 0
 
 
 class PieceCounters:
     """Two integers on the device with which the blocks of a launch count the pieces that they take.
 
-    Each launch counts in one of them and clears the other for the next launch in the same stream.
+    Each launch counts in one of them and clears the other for the next launch in the same stream. `native/launches.h`
+    uses these attributes.
     """
+
+    __slots__ = ("_address", "_next", "_now", "_stream", "_sure")
 
     def __init__(self, address: int, stream: int) -> None:
         self._address = address
@@ -254,7 +260,7 @@ class Gpu:
         self._device = device
         self._most_blocks = device.processors * BLOCKS_EACH
         self._kernels: dict[Variant, Kernel] = {}
-        self._batch = Parameter(16 + 16 * MOST_FINISHED)
+        self._batch = Parameter(16 + PENDING.size * MOST_FINISHED)
 
     def plan(
         self, dtype: str, elements: int, layout: Layout, *, weights: int, turns: PieceCounters, stream: int
@@ -276,14 +282,10 @@ class Gpu:
         variant = Variant(dtype, large=self._has_large_shared_memory, most=MOST_TOGETHER, placed=placed)
         return BatchRead(self._kernel(variant), self._most_blocks, placed, weights=weights, turns=turns, stream=stream)
 
-    def finish(self, pending: Sequence[int], partials: int, results: int, stream: int) -> None:
-        """Add up the partial results of up to `MOST_FINISHED` tensors.
-
-        Each has the number of its first partial result, their count, the slot of its result, and a zero.
-        """
-        struct.pack_into("<QQ", self._batch.memory, 0, partials, results)
-        struct.pack_into(f"<{len(pending)}I", self._batch.memory, 16, *pending)
-        self._kernel(FINISH).launch(len(pending) // 4 * FINISHERS, self._batch, stream)
+    def finish(self, pending: bytearray, partials: int, results: int, stream: int) -> None:
+        """Add up the partial results of up to `MOST_FINISHED` tensors, each a `PENDING` struct."""
+        struct.pack_into(f"<QQ{len(pending)}s", self._batch.memory, 0, partials, results, pending)
+        self._kernel(FINISH).launch(len(pending) // PENDING.size * FINISHERS, self._batch, stream)
 
     @property
     def _has_large_shared_memory(self) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tensortap.kernels.summary.reference import BUCKETS
 
-__all__ = ["RESULT", "columns"]
+__all__ = ["RESULT", "columns", "named_columns", "new_columns"]
 
 RESULT = np.dtype(
     [
@@ -32,6 +32,25 @@ RESULT = np.dtype(
     ]
 )
 """The result for one tensor, as `common.cuh` has it; sums are of x - about."""
+
+
+_COUNTS = "elements", "nan", "posinf", "neginf", "zeros", "edge", "digest"
+_MOMENTS = "min", "max", "mean", "std", "l1", "l2"
+
+
+def new_columns(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float32]]:
+    """Return room for the columns of so many rows, which `native/collecting.h` fills in: counts, moments, sketches."""
+    counts, moments = np.empty((len(_COUNTS), rows), np.int64), np.empty((len(_MOMENTS), rows))
+    return counts, moments, np.empty((rows, BUCKETS), np.float32)
+
+
+def named_columns(
+    counts: npt.NDArray[np.int64], moments: npt.NDArray[np.float64], sketches: npt.NDArray[np.float32]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns as `columns` does."""
+    named: dict[str, npt.NDArray[Any]] = dict(zip(_COUNTS, counts, strict=True))
+    named["digest"] = named["digest"].view(np.uint64)
+    return {**named, **dict(zip(_MOMENTS, moments, strict=True)), "sketch": sketches}
 
 
 def columns(results: npt.NDArray[Any], elements: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

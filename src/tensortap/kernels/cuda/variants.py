@@ -14,8 +14,8 @@ BLOCKS_EACH = 2
 """Blocks that run on one processor at a time."""
 FINISHERS = 5
 """Blocks that add up the partial results of one tensor: four of them a quarter of its sketch each."""
-MOST_FINISHED = 64
-"""Maximum number of tensors in one launch of `finish`."""
+MOST_FINISHED = 240
+"""Maximum number of tensors in one launch of `finish`, whose parameter may have 4 KB."""
 
 _THREADS = 256
 _ELEMENTS = {

@@ -21,6 +21,7 @@ from tensortap.frameworks.torch.tensors import NAMES
 from tensortap.kernels.cuda.gpu import (
     MOST_TOGETHER,
     PARTIAL_BYTES,
+    PENDING,
     PROBE_OFFSET,
     BatchRead,
     Gpu,
@@ -72,6 +73,7 @@ class Lane:
         "_plans",
         "_results",
         "_seen",
+        "_sent",
         "_stream",
         "_together",
         "_trials",
@@ -101,7 +103,7 @@ class Lane:
         self._counters = new_bytes(8, device=device)
         self._turns = PieceCounters(self._counters.data_ptr(), stream)
         self._used = 0
-        self._pending: list[int] = []
+        self._pending = bytearray()
         """Partial results to be summed, as `Gpu.finish` takes them."""
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[tuple[torch.dtype, bool], BatchRead] = {}
@@ -120,9 +122,11 @@ class Lane:
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Index of the results being filled. Earlier ones of a step stay, because later sightings use their probes."""
-        # Page-locking memory stalls the device, so enough for the steps in flight is locked in advance.
-        self._free = deque(new_host() for _ in range(4))
+        # Page-locking memory stalls the device, so enough for the steps that are written together is locked in advance.
+        self._free = deque(new_host() for _ in range(10))
         self._batch: Batch | None = None
+        self._sent: deque[Batch] = deque()
+        """Batches that may not have arrived at the host yet."""
 
     def use(self, native: Any) -> None:
         """Let C code run most deferred reads."""
@@ -185,6 +189,8 @@ class Lane:
 
     def flush(self) -> None:
         """Read everything that waits."""
+        while self._sent and self._sent[0].has_arrived():
+            self._sent.popleft()
         self._read_waiting()
         trials, self._trials = self._trials, []
         self._read_trials(trials)
@@ -205,6 +211,7 @@ class Lane:
             self._read_waiting()
             self._finish(batch)
             batch.send()
+        self._sent.append(batch)
         self._batch = None
 
     def _defer(
@@ -224,13 +231,13 @@ class Lane:
         elements = layout.elements if type(layout) is Part else tensor.numel()
         kind = tensor.dtype, elements, layout
         plan = self._plans.get(kind) or self._new_plan(*kind)
-        if self._used + plan.pieces > self._most or len(self._pending) == 4 * MOST_FINISHED:
+        if self._used + plan.pieces > self._most or len(self._pending) == PENDING.size * MOST_FINISHED:
             self._finish(batch)
         used, number = self._used, batch.size
         ticket = CudaTicket(batch, number, elements, known)
         expected = known.address if known is not None and ticket.probed else 0
         plan.read(address, self._partials_at + used * PARTIAL_BYTES, ticket.address, expected)
-        self._pending += (used, plan.pieces, number, 0)
+        self._pending += PENDING.pack(used, plan.pieces, number, 0)
         self._used = used + plan.pieces
         batch.size = number + 1
         return ticket
@@ -298,7 +305,7 @@ class Lane:
         # Small pieces last, so that the launch ends evenly. Otherwise the newest first: it may still be cached.
         turns.sort(reverse=True)
         assert total <= self._most, "far fewer bytes than that wait at a time"
-        if self._used + total > self._most or len(self._pending) + 4 * len(turns) > 4 * MOST_FINISHED:
+        if self._used + total > self._most or len(self._pending) // PENDING.size + len(turns) > MOST_FINISHED:
             self._finish(batch)
         works = []
         results = batch.address_of(0)
@@ -306,7 +313,7 @@ class Lane:
             used, self._used = self._used, self._used + share[0]
             room = self._partials_at + used * PARTIAL_BYTES
             works.append((address, elements, share, room, results + number * RESULT.itemsize, base))
-            self._pending += (used, share[0], number, 0)
+            self._pending += PENDING.pack(used, share[0], number, 0)
         together.read(works)
         batch.missed.difference_update([number for number, _ in tensors])
 

@@ -32,10 +32,11 @@ from tensortap.frameworks.torch.cuda.waiting import WaitingTensor
 from tensortap.frameworks.torch.kinds import kind_of
 from tensortap.frameworks.torch.memory import StorageHold, describe
 from tensortap.frameworks.torch.tensors import PLAIN, dense, is_distributed, is_flat, is_plain_flat
-from tensortap.kernels.cuda.gpu import BatchRead, Gpu
+from tensortap.kernels.cuda.driver import PreparedLaunch
+from tensortap.kernels.cuda.gpu import BatchRead, Gpu, PieceCounters
 from tensortap.kernels.cuda.layout import FLAT, Layout, lay_out
 from tensortap.kernels.cuda.parts import Part, part_of
-from tensortap.kernels.cuda.results import columns
+from tensortap.kernels.cuda.results import columns, named_columns, new_columns
 from tensortap.kernels.cuda.variants import Device
 from tensortap.kernels.summary.reference import digest_weights
 
@@ -234,13 +235,30 @@ class CudaReader:
 
     def collect(self, *tickets: Sequence[CudaTicket]) -> CollectedSummaries:
         # This competes with the launch of the next step for the interpreter, so it makes nothing for each ticket.
+        if self._native is not None and (quick := self._collect_natively(list(tickets))) is not None:
+            return quick
         found = TicketColumns.joined([TicketColumns.of(each) for each in tickets])
         results, unchanged, missed = found.find_results()
         return CollectedSummaries(columns(results, found.elements), unchanged, np.flatnonzero(missed).tolist())
 
+    def _collect_natively(self, steps: list[Any]) -> CollectedSummaries | None:
+        """Collect rows of C code in one call, without the interpreter; None if something about them is unusual."""
+        if not all(isinstance(step, self._native.DeviceEntries) for step in steps):
+            return None
+        batches: list[Batch] = [batch for step in steps for batch in step.batches]
+        if any(batch.missed for batch in batches):
+            return None
+        results = [batch.rows() for batch in batches]
+        rows = sum(map(len, steps))
+        found = new_columns(rows)
+        unchanged = np.empty(rows, bool)
+        if not self._native.collect_results(steps, results, *found, unchanged):
+            return None
+        return CollectedSummaries(named_columns(*found), unchanged)
+
     @property
     def native_reads(self) -> NativeReads | None:
-        classes = CudaReader, Lane, Batch, BatchRead, CudaTicket, WaitingTensor
+        classes = CudaReader, Lane, Batch, BatchRead, CudaTicket, PieceCounters, PreparedLaunch, WaitingTensor
         return NativeReads(classes, torch._C, limits())
 
     def use(self, native: Any) -> None:

@@ -61,7 +61,7 @@ class CudaTicket:
 class Batch:
     """Results that are copied to the host together."""
 
-    __slots__ = ("_address", "_event", "_free", "_host", "_results", "_rows", "lane", "missed", "size")
+    __slots__ = ("_address", "_arrived", "_event", "_free", "_host", "_results", "_rows", "lane", "missed", "size")
 
     def __init__(self, lane: object, results: torch.Tensor, free: deque[torch.Tensor]) -> None:
         self.lane = lane
@@ -73,6 +73,8 @@ class Batch:
         self._free = free
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
+        self._arrived = False
+        """Whether the results are known to be in host memory, where a failing device cannot affect them."""
         self._rows: npt.NDArray[Any] | None = None
         self.missed: set[int] = set()
         """Results of tensors that changed before they were read."""
@@ -90,12 +92,21 @@ class Batch:
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
 
+    def has_arrived(self) -> bool:
+        """Return whether the results are in host memory, without waiting for them."""
+        if not self._arrived:
+            assert self._event is not None
+            self._arrived = driver.has_happened(self._event.cuda_event)
+        return self._arrived
+
     def rows(self) -> npt.NDArray[Any]:
         """Wait for the results, and return them."""
         if self._rows is None:
             assert self._event is not None and self._host is not None
-            driver.allow_captures()
-            self._event.synchronize()
+            if not self._arrived:
+                driver.allow_captures()
+                self._event.synchronize()
+                self._arrived = True
             self._rows = self._host.numpy()[: self.size * RESULT.itemsize].copy().view(RESULT)  # faster as bytes
             self._free.append(self._host)
             self._host = None
