@@ -98,6 +98,14 @@ def test_a_tie_of_one_side_alone(tmp_path: Path) -> None:
     assert not notes(tt.compare(tied, run(tmp_path / "d")), "tied")
 
 
+def test_the_sentence_ends_with_the_tie_of_the_module_it_names(tmp_path: Path) -> None:
+    free, tied = run(tmp_path / "a", as_recorded=True), run(tmp_path / "b", as_recorded=True, tied=True)
+    result = tt.compare(free, tied)
+    assert result.first is not None and (result.first.module, result.first.key.kind) == ("head", "output")
+    assert " head.weight is tied to fc.weight in the candidate alone." in result.sentence
+    assert not notes(result, "tied"), "it is said once"
+
+
 def test_what_capture_records_is_found(tmp_path: Path) -> None:
     ours = run(tmp_path / "a", as_recorded=True, tied=True)
     result = tt.compare(ours, run(tmp_path / "b", as_recorded=True, eps=0.1))

@@ -141,12 +141,18 @@ def attribute_notes(
 
 
 def describe_ties(first: Finding, settings: SettingDifferences) -> str:
-    """Return a further sentence if the parameter of the first finding is tied on one side alone."""
+    """Return a further sentence if a parameter of the first finding, or of its module, is tied on one side alone."""
     return "".join(f" {each.words()}." for each in _ties_of(first, settings.ties)[:1])
 
 
 def _ties_of(first: Finding | None, ties: Sequence[TieDifference]) -> list[TieDifference]:
-    if first is None or first.key.kind not in _OF_PARAMETERS:
+    if first is None:
+        return []
+    if first.key.kind == "output":
+        return [
+            each for each in ties if first.key.module in (each.name.rpartition(".")[0], each.other.rpartition(".")[0])
+        ]
+    if first.key.kind not in _OF_PARAMETERS:
         return []
     name = full_name(first.key.module, first.key.path)
     return [each for each in ties if name in (each.name, each.other)]
