@@ -48,7 +48,7 @@ static int make_names(void)
     X(TensorKind, name) X(TensorKind, elements) X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number)    \
     X(CopiedTensor, batch) X(CopiedTensor, row) X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather)         \
     X(Recorder, _host_rows) X(Recorder, _pending) X(Recorder, _seq) X(Recorder, read_order)                            \
-    X(Recorder, compares_gradients) X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call)   \
+    X(Recorder, compares_gradients) X(Recorder, _in_snapshot) X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call)   \
     X(PlannedCall, watched) X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs)               \
     X(PlannedCall, input_slots) X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs)              \
     X(PlannedEnd, output_slots) X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks)       \
@@ -69,7 +69,7 @@ static int make_names(void)
     X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                        \
     X(WaitingTensor, kind) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
     X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed) X(ReadSlot, later_until) \
-    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(PendingRows, device_reader)                  \
+    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(ReadOrder, snapshot) X(PendingRows, device_reader)                  \
     X(PendingRows, entries)
 #define DEVICE_CLASSES(X)                                                                                              \
     X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(PreparedLaunch) X(PieceCounters) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \

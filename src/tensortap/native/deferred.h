@@ -128,6 +128,7 @@ typedef struct {
     WaitingTensors *waiting;
     KnownTensor token;
     long long nbytes;
+    int state; /* whether it is a parameter or a buffer, which is read every time */
 } Sighting;
 
 
@@ -230,8 +231,8 @@ static int record_known(const Sighting *seen)
 /* Let a tensor wait, as `Lane._defer` does, and record it. */
 static int record_later(const Sighting *seen, PyObject *bound)
 {
-    long long came, bytes, delay, most, last, number_there, version;
-    if (count_tensor(seen, &came, &bytes) || get_count(GET(ReadSlot, bound, safe_delay), &delay) ||
+    long long came, bytes, delay = LLONG_MAX, most, last, number_there, version;
+    if (count_tensor(seen, &came, &bytes) || (!seen->state && get_count(GET(ReadSlot, bound, safe_delay), &delay)) ||
         get_count(GET(Lane, seen->lane, _most_waiting), &most) || get_count(GET(Lane, seen->lane, _last), &last)) {
         return -1;
     }
@@ -249,16 +250,18 @@ static int record_later(const Sighting *seen, PyObject *bound)
     one->tensor = alias;
     put(&one->kind, seen->kind);
     put(&one->bound, bound);
-    put((PyObject **)&one->entries, (PyObject *)seen->entries);
-    one->token = seen->token;
-    one->token.row = PyList_GET_SIZE(seen->entries->slots);
+    if (!seen->state) {
+        put((PyObject **)&one->entries, (PyObject *)seen->entries);
+        one->token = seen->token;
+        one->token.row = PyList_GET_SIZE(seen->entries->slots);
+    }
     one->number = number_there;
     one->version = version;
     one->came = came;
     one->last = later(came, delay);
     one->due = later(bytes, most);
     one->base = base_of(seen);
-    if (seen->entries->waiting != seen->waiting) {
+    if (!seen->state && seen->entries->waiting != seen->waiting) {
         if (seen->entries->waiting != NULL && make_all_known(seen->entries->waiting)) {
             return -1;
         }
@@ -364,7 +367,7 @@ static int identify(Sighting *seen)
     }
     if (is) {
         seen->token = (KnownTensor){(int64_t)(intptr_t)seen->kind, version, address, placement, 0, NOWHERE};
-        is = find_row(seen->entries, seen->waiting, seen->tensor, &seen->token) ? -1 : 1;
+        is = !seen->state && find_row(seen->entries, seen->waiting, seen->tensor, &seen->token) ? -1 : 1;
     }
     return is;
 }
@@ -375,6 +378,10 @@ static int record_sighting(Sighting *seen, int forward)
     int is = identify(seen);
     if (is < 1) {
         return is;
+    }
+    if (seen->state) { /* nothing else runs meanwhile */
+        PyObject *order = GET(Recorder, seen->recorder, read_order);
+        return IS(ReadOrder, order) ? record_later(seen, GET(ReadOrder, order, snapshot)) : 0;
     }
     /* A tensor without gradient may belong to other code, and waits only where it was seen before. */
     if (forward && seen->token.row < 0 && GET(RecordSlot, seen->slot, in_graph) != Py_True) {
@@ -405,8 +412,11 @@ static int take_later(PyObject *recorder, PyObject *readers, PyObject *tensor, P
         return is;
     }
     PyObject *phase = GET(RecordSlot, slot, phase);
+    if (GET(Recorder, recorder, _in_snapshot) == Py_True && (seen.state = is_equal(phase, s_state)) < 0) {
+        return -1;
+    }
     forward = is_equal(phase, s_forward);
-    if (forward < 1 && (forward < 0 || (is = is_equal(phase, s_backward)) < 1)) {
+    if (forward < 0 || (!forward && !seen.state && (is = is_equal(phase, s_backward)) < 1)) {
         return forward < 0 ? -1 : is;
     }
     if ((used = is_equal(GET(RecordSlot, slot, used), step)) || get_count(GET(TensorKind, kind, nbytes), &seen.nbytes)) {
