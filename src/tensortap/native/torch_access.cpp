@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <memory>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <c10/core/GradMode.h>
@@ -15,7 +17,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 namespace {
@@ -286,7 +290,176 @@ TensorAccess functions = {view,        version, storage,           weak_storage,
                           is_computed, alias,   records_gradients, graph_task,   current_stream,    new_hooks,
                           place_hook};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_access", "What the hooks ask of torch's tensors.", -1, nullptr};
+// --- the graph, for `frameworks.torch.graph`; these functions are called from Python and may raise ---
+
+// Run a function that returns an object, or NULL if an exception is set.
+template <typename Function> PyObject *attempt(Function &&function) noexcept
+{
+    try {
+        return function();
+    }
+    catch (const std::exception &error) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_RuntimeError, error.what());
+        }
+        return nullptr;
+    }
+}
+
+bool is_tensor(PyObject *object)
+{
+    if (!THPVariable_Check(object)) {
+        PyErr_SetString(PyExc_TypeError, "expected a tensor");
+        return false;
+    }
+    return true;
+}
+
+// gradient_edge(tensor): the node at which its gradient arrives, and the number of its output there.
+PyObject *gradient_edge(PyObject *, PyObject *tensor)
+{
+    return attempt([&]() -> PyObject * {
+        if (!is_tensor(tensor)) {
+            return nullptr;
+        }
+        const auto edge = torch::autograd::impl::gradient_edge(unpack(tensor));
+        PyObject *node = torch::autograd::functionToPyObject(edge.function);
+        return node == nullptr ? nullptr : Py_BuildValue("NI", node, static_cast<unsigned>(edge.input_nr));
+    });
+}
+
+// A shared pointer of torch's own kind, which depends on its version.
+using NodePointer = std::decay_t<decltype(std::declval<const at::Tensor &>().grad_fn())>;
+
+// The edges that are searched for, by node. Nodes of Python's functions are known by their Python objects.
+class WantedEdges {
+  public:
+    // Take the node, slot and place of each edge, and whether the search ends at its node.
+    bool read(PyObject *listed)
+    {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(listed); i++) {
+            PyObject *node;
+            long slot, place;
+            int ends_here;
+            if (!PyArg_ParseTuple(PyList_GET_ITEM(listed, i), "Ollp", &node, &slot, &place, &ends_here)) {
+                return false;
+            }
+            Target &target = targets[key_of(node)];
+            has_python |= key_of(node) == node;
+            target.places[slot] = place; // the last of equal ones counts
+            target.ends_here |= ends_here != 0;
+        }
+        return true;
+    }
+
+    // The place of an edge; NULL if it is not wanted.
+    const long *find(const NodePointer &node, long slot) const
+    {
+        const Target *target = target_of(node);
+        const auto found = target == nullptr ? std::unordered_map<long, long>::const_iterator() : target->places.find(slot);
+        return target == nullptr || found == target->places.end() ? nullptr : &found->second;
+    }
+
+    bool end_at(const NodePointer &node) const
+    {
+        const Target *target = target_of(node);
+        return target != nullptr && target->ends_here;
+    }
+
+  private:
+    struct Target {
+        std::unordered_map<long, long> places; // by slot
+        bool ends_here = false;
+    };
+
+    static const void *key_of(PyObject *node)
+    {
+        if (torch::autograd::THPCppFunction_Check(node)) {
+            return reinterpret_cast<torch::autograd::THPCppFunction *>(node)->cdata.get();
+        }
+        return node;
+    }
+
+    const Target *target_of(const NodePointer &node) const
+    {
+        const void *key = node.get();
+        pybind11::object object;
+        if (has_python) { // torch exports nothing that would tell these nodes apart
+            object = pybind11::reinterpret_steal<pybind11::object>(torch::autograd::functionToPyObject(node));
+            if (!object) {
+                throw python_error();
+            }
+            key = key_of(object.ptr());
+        }
+        const auto found = targets.find(key);
+        return found == targets.end() ? nullptr : &found->second;
+    }
+
+    std::unordered_map<const void *, Target> targets;
+    bool has_python = false;
+};
+
+// consumers(outputs, wanted, mark): the nodes that were made from `mark` on, lie between the outputs and one of the wanted
+// edges, and send a gradient along that. Each is its object, the index of that gradient, and the place of the edge.
+PyObject *consumers(PyObject *, PyObject *args)
+{
+    PyObject *outputs, *listed;
+    unsigned long long mark;
+    if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &outputs, &PyList_Type, &listed, &mark)) {
+        return nullptr;
+    }
+    return attempt([&]() -> PyObject * {
+        WantedEdges wanted;
+        std::unordered_set<const void *> visited;
+        std::vector<NodePointer> waiting;
+        const auto visit = [&](const NodePointer &node) {
+            if (node && visited.insert(node.get()).second) {
+                waiting.push_back(node);
+            }
+        };
+        if (!wanted.read(listed)) {
+            return nullptr;
+        }
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); i++) {
+            if (!is_tensor(PyList_GET_ITEM(outputs, i))) {
+                return nullptr;
+            }
+            visit(unpack(PyList_GET_ITEM(outputs, i)).grad_fn());
+        }
+        auto found = pybind11::reinterpret_steal<pybind11::object>(PyList_New(0));
+        while (found && !waiting.empty()) {
+            const NodePointer node = std::move(waiting.back());
+            waiting.pop_back();
+            if (node->sequence_nr() < mark || wanted.end_at(node)) {
+                continue; // made before the module ran, so not by it
+            }
+            for (uint32_t index = 0; index < node->num_outputs(); index++) {
+                const auto &next = node->next_edge(index);
+                if (!next.function) {
+                    continue;
+                }
+                if (const long *place = wanted.find(next.function, static_cast<long>(next.input_nr))) {
+                    PyObject *object = torch::autograd::functionToPyObject(node);
+                    const auto consumer = pybind11::reinterpret_steal<pybind11::object>(
+                        object == nullptr ? nullptr : Py_BuildValue("NIl", object, index, *place));
+                    if (!consumer || PyList_Append(found.ptr(), consumer.ptr())) {
+                        return nullptr;
+                    }
+                }
+                visit(next.function);
+            }
+        }
+        return found.release().ptr();
+    });
+}
+
+PyMethodDef methods[] = {
+    {"gradient_edge", gradient_edge, METH_O, "Return the node at which a tensor's gradient arrives, and its output."},
+    {"consumers", consumers, METH_VARARGS, "Return the nodes that send gradients along edges."},
+    {nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_access", "What the hooks ask of torch.", -1, methods};
 
 } // namespace
 

@@ -9,6 +9,7 @@ import torch
 
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import Consumer, Edge
+from tensortap.frameworks.torch.access import access_build
 
 __all__ = ["TorchGraph", "base_of"]
 
@@ -19,16 +20,20 @@ class TorchGraph:
     def edge(self, tensor: torch.Tensor) -> Edge | None:
         if not tensor.requires_grad:
             return None
-        found = torch.autograd.graph.get_gradient_edge(tensor)
+        access = access_build().module()
+        node, slot = torch.autograd.graph.get_gradient_edge(tensor) if access is None else access.gradient_edge(tensor)
         base = base_of(tensor)
-        return Edge(
-            found.node,
-            found.output_nr,
-            tuple(tensor.shape),
-            self.edge(base) if base is not None else None,
-        )
+        return Edge(node, slot, tuple(tensor.shape), self.edge(base) if base is not None else None)
 
     def consumers(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        if (access := access_build().module()) is None:
+            return self._search(outputs, edges, mark)
+        bases = [(edge.base.node, edge.base.slot, at, False) for at, edge in enumerate(edges) if edge.base is not None]
+        wanted = bases + [(edge.node, edge.slot, at, True) for at, edge in enumerate(edges)]
+        return [Consumer(node, index, edges[at]) for node, index, at in access.consumers(list(outputs), wanted, mark)]
+
+    def _search(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
+        """Do as `consumers`. Each of the thousands of nodes of a model needs Python objects here."""
         wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
         wanted |= {(edge.node, edge.slot): edge for edge in edges}
         ends = {edge.node for edge in edges}
