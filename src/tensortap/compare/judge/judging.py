@@ -40,6 +40,7 @@ from tensortap.compare.judge.rules import (
 )
 from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, explain_by_conditioning
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
+from tensortap.compare.judge.rules.unseen import doubt_unseen_code, explain_by_unseen_code
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
@@ -205,12 +206,6 @@ class PairJudge:
         if known and (first in self.ties or _is_nearly(error, evidence.propagated[first])):
             self._copy_judgement(row, first)
             return
-        if (spot := self._returned_unseen(row)) is not None:
-            self._unseen_uses[row] = spot
-            self.calls_without_gradient.add(spot)
-            evidence.discount(row)
-            self.status[row], self.rule[row] = "unjudged", UNSEEN_USE
-            return
         sources = [source for source in self.structure.sources(row) if source < row]
         if first < row:
             sources.append(first)
@@ -272,6 +267,12 @@ class PairJudge:
         elif not propagated and (rule := self._explain_by_conditioning(row, sources)):
             self.status[row], self.rule[row] = "close", rule
             self._note_cancelling(row, sources)
+            return
+        elif not after_wrong and (spot := self._returned_unseen(row)) is not None:
+            self._unseen_uses[row] = spot
+            self.calls_without_gradient.add(spot)
+            evidence.discount(row)
+            self.status[row], self.rule[row] = "unjudged", UNSEEN_USE
             return
         elif not propagated and (doubt := self._doubt(row, sources)):
             self.status[row], self.rule[row] = "unjudged", doubt
@@ -393,7 +394,8 @@ class PairJudge:
     def _explain_by_conditioning(self, row: int, sources: Sequence[int]) -> str:
         if row in self.pairs.other_gelus or row in self.ties.mistaken or row in self.pairs.masks:
             return ""
-        return explain_by_conditioning(JudgedPair(self.evidence, row, sources, 0.0), self.evidence.error[row])
+        pair, error = JudgedPair(self.evidence, row, sources, 0.0), self.evidence.error[row]
+        return explain_by_conditioning(pair, error) or explain_by_unseen_code(pair, error)
 
     def _doubt(self, row: int, sources: Sequence[int]) -> str:
         """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
@@ -402,9 +404,10 @@ class PairJudge:
         pair = JudgedPair(self.evidence, row, sources, 0.0)
         if is_doubtful_sum(pair, self.evidence.error[row]):
             return NAIVE_SUM
-        if is_doubtful_rounding(pair, self.evidence.error[row]):
+        error = self.evidence.error[row]
+        if is_doubtful_rounding(pair, error):
             return ROUNDING_INSIDE
-        return MOVED_TIES if self._moved_ties(pair) else ""
+        return MOVED_TIES if self._moved_ties(pair) else doubt_unseen_code(pair, error)
 
     def _moved_ties(self, pair: JudgedPair) -> bool:
         """Whether a cast moved ties of a maximum with overlapping windows.

@@ -12,6 +12,7 @@ from tensortap.compare.align.calls import argument_notes
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.recomputations import changed_recomputations
 from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, OTHER_GELU, ROUNDING_INSIDE
+from tensortap.compare.judge.rules.unseen import KINKS_INSIDE
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
@@ -143,7 +144,9 @@ def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
     """Return notes on gradients that are off by more than is allowed, and may be right all the same."""
     notes = []
     advice = "measure it with tensortap.noise"
-    for rule, to_do in ((NAIVE_SUM, ""), (MOVED_TIES, ""), (ROUNDING_INSIDE, advice), (MOST_CAME_IN, advice)):
+    unseen = 'capture with compiled="inside" or "eager"'
+    advised = {NAIVE_SUM: "", MOVED_TIES: "", ROUNDING_INSIDE: advice, MOST_CAME_IN: advice, KINKS_INSIDE: unseen}
+    for rule, to_do in advised.items():
         rows = [row for row in judgement.unjudged if judgement.rule[row] == rule]
         if rows:
             worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))

@@ -327,6 +327,18 @@ def _rounding_of_mean(pair: JudgedPair) -> float:
     return float(max(pair.base / _ROUNDINGS_OF_LONG * size / pair.l2, min(MOST_ASSUMED, short * size / pair.l2)))
 
 
+def _error_of_averaged(pair: JudgedPair) -> float:
+    """A mean is off by no more than the root mean square of what the numbers that it averages are off by. If these
+    cancel out, that is much in relation to the mean."""
+    evidence, elements = pair.evidence, pair.evidence.pairs.elements
+    if not pair.is_vector or not pair.l2 > 0:
+        return 0.0
+    given = [source for source in pair.sources_of("input") if not evidence.wrong[source]]
+    off = [float(evidence.distance[source]) / max(1, int(elements[source])) ** 0.5 for source in given]
+    worst = max((each for each in off if each < float("inf")), default=0.0)
+    return float(ENLARGED * worst * int(elements[pair.row]) ** 0.5 / pair.l2)
+
+
 def _error_of_activations(pair: JudgedPair) -> float:
     """Where an activation crosses a kink, as in a ReLU or a maximum, its gradient jumps. With activations that are off
     by e, about a share of e of them does, which moves the gradient by the root of it. If one side includes activations
@@ -451,6 +463,7 @@ RULES: tuple[Rule, ...] = (
         in_columns=columns.rounding_of_statistics,
     ),
     Rule("rounding of the numbers that it averages", is_of("buffer"), _rounding_of_mean),
+    Rule("error of the numbers that it averages", is_of("buffer"), _error_of_averaged),
     Rule(
         "error of parameters before a value that was not recorded",
         is_of("buffer", further=lambda pair: not pair.sources_of("input")),

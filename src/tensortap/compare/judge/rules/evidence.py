@@ -263,7 +263,8 @@ class JudgedPair:
     @property
     def has_matrix(self) -> bool:
         """Whether its module multiplies by a matrix of its own, as far as that was recorded."""
-        return any(self.evidence.pairs.dimensions[row] > 1 for row in self._own_parameters)
+        own = (*self._own_parameters, *self.held_inside)
+        return any(self.evidence.pairs.dimensions[row] > 1 for row in own)
 
     @property
     def has_parameters(self) -> bool:
@@ -275,6 +276,22 @@ class JudgedPair:
         structure = self.evidence.structure
         scope, module = structure.scope[self.row], structure.module[self.row]
         return structure.parameters_of.get((*scope[:2], module), []) + structure.own_gradients.get((scope, module), [])
+
+    @cached_property
+    def held_inside(self) -> list[int]:
+        """Rows of parameters, and of their gradients, of modules inside the code that made it which are never called:
+        those of a compiled model, or of a cell that multiplies by the weights itself."""
+        structure = self.evidence.structure
+        calls = structure.users_of_own(self.row) if self.kind == "buffer" else structure.made_in(self.row)
+        if not calls and (own := structure.call_of(self.row)) is not None:
+            calls = [own]
+        held = [row for call in calls for row in structure.held_inside(call)]
+        return list(dict.fromkeys(held))
+
+    @property
+    def row_length(self) -> int:
+        """The length of its last axis; 1 for a vector, whose elements are rows of their own."""
+        return 1 if self.is_vector else max(1, self.evidence.structure.row_length(self.row))
 
     @property
     def is_made_by_container(self) -> bool:

@@ -1,0 +1,202 @@
+"""Rounding that no record shows: of several layers that share one record, inside code that computes in a short dtype,
+and of what cancels out in a loss.
+
+As those of `conditioning`, these rules are asked only of pairs that no other rule allows: few pairs need them.
+"""
+
+from __future__ import annotations
+
+from tensortap.compare.judge.rules import ROUNDING_INSIDE
+from tensortap.compare.judge.rules.evidence import JudgedPair
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED, SHORT
+from tensortap.compare.judge.rules.rounding import EPSILON, Policy
+from tensortap.core.records import GRADIENT_KINDS
+
+__all__ = [
+    "CANCELLED_LOSS",
+    "KINKS_INSIDE",
+    "OWN_SUMS",
+    "SHORT_PRODUCT",
+    "STATISTICS_INSIDE",
+    "UNRECORDED_TERMS",
+    "UNSEEN_PRODUCT",
+    "doubt_unseen_code",
+    "explain_by_unseen_code",
+]
+
+STATISTICS_INSIDE = "rounding of the statistics of norms that only one record of the model covers"
+SHORT_PRODUCT = "rounding of the short dtype in which its product is computed"
+UNRECORDED_TERMS = "rounding of what it sums, which was not recorded"
+UNSEEN_PRODUCT = "rounding of the short dtype in which code multiplies by matrices of modules that it does not call"
+CANCELLED_LOSS = "rounding of what cancels out in the loss"
+KINKS_INSIDE = "activations inside code of which one record covers several layers may have crossed a kink"
+OWN_SUMS = "rounding of sums over positions inside the own code of a module"
+
+_ROUNDINGS_OF_LOSS = 4.0
+"""Epsilons by which a probability may be off: two sides, each with an exponential and a division."""
+_BY_KINKS, _SEVERAL = 2.0, 2
+"""Times the root of an activation's error by which kinks move a gradient; and layers that share a record."""
+_ALONG = 0.9
+"""Share of an error that rounding may have along the tensor itself. Of a wrong factor, all of it is."""
+_LEAST_TENSOR = 64
+"""Elements that it takes to tell."""
+
+
+def explain_by_unseen_code(pair: JudgedPair, error: float) -> str:
+    """Return the rule that allows an error; empty if none does."""
+    if pair.policy.fixed or not pair.l2 > 0:
+        return ""
+    for name, amount in _AMOUNTS:
+        if error <= amount(pair):
+            return name
+    return ""
+
+
+def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
+    """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
+    if pair.policy.fixed or not pair.l2 > 0:
+        return ""
+    if error <= _kinks_inside(pair):
+        return KINKS_INSIDE
+    return ROUNDING_INSIDE if _is_doubtful_inside(pair, error) else ""
+
+
+def _kinks_inside(pair: JudgedPair) -> float:
+    """Where activations that no record shows cross a kink, gradients jump: by about the root of what these are off by,
+    in each layer that they pass. The records around show the latter. One of n may cross, however little they are off.
+
+    Gradients of parameters that belong to other modules than the one that was called are meant, as in a compiled model.
+    """
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind != "param_grad" or pair.base >= SHORT:
+        return 0.0
+    calls = [call for call in structure.users_of_own(pair.row) if call.module != structure.module[pair.row]]
+    around = [row for call in calls for row in call.of("input", "output") if evidence.base[row] > 0]
+    known = [evidence.error[row] for row in around if evidence.is_known(row) and not evidence.wrong[row]]
+    layers = {structure.module[row] for row in pair.held_inside}
+    if not known or len(layers) < _SEVERAL:
+        return 0.0
+    off = (1 + len(layers)) * max(*known, EPSILON["float32"])
+    one = 1 / max(int(evidence.pairs.elements[row]) for row in around)
+    return float(_BY_KINKS * max(off, one) ** 0.5)
+
+
+def _is_doubtful_inside(pair: JudgedPair, error: float) -> bool:
+    """Whether code that works in a short dtype on both sides, and keeps its result in a longer one, may be off by this.
+
+    Code that computes the same in another way rounds at other places. Only measured noise shows by how much. A factor
+    moves all elements along the tensor, which rounding does not do.
+    """
+    evidence = pair.evidence
+    if pair.base >= SHORT or pair.policy.noise is not None:
+        return False
+    short = evidence.short_rounding if evidence.short_rounding and _multiplies_unseen(pair) else 0.0
+    if not short and pair.is_made_by_container:
+        short = max((evidence.base[source] for source in pair.sources if evidence.base[source] >= SHORT), default=0.0)
+    if not short or error > short:
+        return False
+    if int(evidence.pairs.elements[pair.row]) < _LEAST_TENSOR or not len(evidence.pairs.candidate_l2):
+        return True
+    return bool(abs(float(evidence.pairs.candidate_l2[pair.row]) / pair.l2 - 1) <= _ALONG * error)
+
+
+def _statistics_inside(pair: JudgedPair) -> float:
+    """A compiled model has one record of all its layers. Each norm over the batch inside may be off by as much as one
+    that was recorded, and these errors add up."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind not in ("output", "grad_input", "buffer") or pair.base >= SHORT:
+        return 0.0
+    norms = {structure.module[row] for row in pair.held_inside if evidence.has_statistics(structure.class_of(row))}
+    return min(MOST_ASSUMED, len(norms) * Policy.lengthening("param_grad") * pair.base)
+
+
+def _short_product(pair: JudgedPair) -> float:
+    """Under autocast, the gradient of a matrix is a product of short numbers that is rounded to their dtype, and then
+    kept in a longer one."""
+    if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT or pair.policy.noise is not None:
+        return 0.0
+    evidence = pair.evidence
+    given, activations = pair.sources_of("grad_output"), pair.sources_of("input")
+    if not given or not activations or pair.is_made_by_container:
+        return 0.0
+    short = min(evidence.base[source] for source in (*given, *activations) if evidence.base[source] > 0)
+    return short if short >= SHORT else 0.0
+
+
+def _unseen_product(pair: JudgedPair) -> float:
+    """Recurrent cells, and attention by functions, multiply by matrices themselves. Under autocast that is done in a
+    short dtype, and no record has to show it."""
+    if not pair.evidence.mixed_rounding or pair.base >= SHORT:
+        return 0.0
+    return Policy.lengthening(pair.kind) * pair.evidence.mixed_rounding if _multiplies_unseen(pair) else 0.0
+
+
+def _cancelled_loss(pair: JudgedPair) -> float:
+    """The gradient of a loss is often a probability less a target. If the model is sure of the target, little is left,
+    and the rounding of the probability is large against it. Of a mean over n rows, it is an epsilon / n in each."""
+    evidence = pair.evidence
+    if pair.kind != "grad_output" or pair.base >= SHORT:
+        return 0.0
+    elements = evidence.pairs.elements
+    if any(int(elements[source]) > 1 for source in pair.sources_of(*GRADIENT_KINDS)):
+        return 0.0  # another gradient of the model came in: it is not the loss alone
+    call = evidence.structure.call_of(pair.row)
+    if call is None or evidence.structure.users(pair.row, call):
+        return 0.0
+    rows = max(1.0, int(elements[pair.row]) / pair.row_length)
+    return float(min(MOST_ASSUMED, _ROUNDINGS_OF_LOSS * EPSILON["float32"] / (rows**0.5 * pair.l2)))
+
+
+def _unrecorded_loss(pair: JudgedPair) -> float:
+    """What a loss cancels out in the gradients of the last module, if the gradient at its output was not recorded: see
+    `_cancelled_loss`. A bias sums it over all rows, a weight with the inputs of each row."""
+    if not _lacks_terms(pair) or pair.base >= SHORT:
+        return 0.0
+    evidence, structure = pair.evidence, pair.evidence.structure
+    calls = structure.users_of_own(pair.row)
+    returned = [row for call in calls for row in call.of("output")]
+    if not returned or any(structure.consumers.get(structure.tensor[row]) for row in returned):
+        return 0.0
+    size = 1.0
+    if not pair.is_vector:
+        inputs = [row for call in calls for row in call.of("input") if evidence.base[row] > 0]
+        rows = max(1.0, int(evidence.pairs.elements[returned[0]]) / max(1, structure.row_length(returned[0])))
+        size = max((evidence.l2[row] for row in inputs), default=0.0) / float(rows**0.5)
+    return min(MOST_ASSUMED, _ROUNDINGS_OF_LOSS * EPSILON["float32"] * size / pair.l2)
+
+
+def _unrecorded_terms(pair: JudgedPair) -> float:
+    """How large the terms of a sum are is only estimated if they were not recorded. Near a minimum they cancel out in
+    the gradients of weights, too, from which the estimate is made."""
+    if not _lacks_terms(pair) or not pair.is_vector or pair.base >= SHORT:
+        return 0.0
+    return Policy.lengthening("param_grad") * pair.base
+
+
+def _lacks_terms(pair: JudgedPair) -> bool:
+    """Whether a parameter's gradient has no gradient of an output among its sources: none was recorded."""
+    return pair.kind == "param_grad" and not pair.sources_of("grad_output")
+
+
+def _own_sums(pair: JudgedPair) -> float:
+    """A parameter that the code of a container uses, such as the decay of a state-space model, has a gradient that sums
+    over time and over positions. Two ways to compute it add the same in other orders, at each of these sums."""
+    if pair.kind != "param_grad" or not (pair.is_made_by_container or _multiplies_unseen(pair)):
+        return 0.0
+    return Policy.lengthening("param_grad") * pair.base if pair.base < SHORT else 0.0
+
+
+def _multiplies_unseen(pair: JudgedPair) -> bool:
+    """Whether the code that made a pair multiplies by matrices of modules that it does not call."""
+    return any(pair.evidence.pairs.dimensions[row] > 1 for row in pair.held_inside)
+
+
+_AMOUNTS = (
+    (STATISTICS_INSIDE, _statistics_inside),
+    (SHORT_PRODUCT, _short_product),
+    (UNSEEN_PRODUCT, _unseen_product),
+    (CANCELLED_LOSS, _cancelled_loss),
+    (CANCELLED_LOSS, _unrecorded_loss),
+    (OWN_SUMS, _own_sums),
+    (UNRECORDED_TERMS, _unrecorded_terms),
+)
