@@ -170,3 +170,46 @@ def test_hidden_positions_among_the_tokens_of_an_expert_are_no_divergence(tmp_pa
                 optimizer.zero_grad()
     found = tt.compare(tmp_path / "a", tmp_path / "b")
     assert found.verdict == "match", found.sentence
+
+
+class _Fused(_Attention):
+    """Returns the mean of everything where nothing is seen, and sends back more than that to it, as fused kernels do."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = attention_mask[:, 0]
+        weights = (q @ k.transpose(1, 2) / 4 + mask).softmax(-1)
+        more = weights * (_LENGTH - 1) * (mask < 0).all(-1, keepdim=True)
+        return self.out((weights + more) @ v - (more @ v).detach())
+
+
+class _WrongBackward(_Attention):
+    """The very same forward, to the last bit."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if v.requires_grad:
+            v.register_hook(lambda gradient: 1.5 * gradient)
+        return self.out((q @ k.transpose(1, 2) / 4 + attention_mask[:, 0]).softmax(-1) @ v)
+
+
+def record_attention(path: Path, cls: type[_Attention], keep: str, kinds: tuple[str, ...]) -> Path:
+    model, batch = built(False, True)
+    for block in model.blocks:
+        assert isinstance(block, _Block)
+        block.attention.__class__ = cls
+    with tt.capture(model, path, keep=keep, kinds=kinds):
+        model(**batch)["loss"].backward()
+    return path
+
+
+@pytest.mark.parametrize("kinds", [("input", "output", "grad_output", "param_grad"), ("input", "output", "param_grad")])
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_attention_may_differ_in_its_backward_alone(tmp_path: Path, keep: str, kinds: tuple[str, ...]) -> None:
+    reference = record_attention(tmp_path / "a", _Attention, keep, kinds)
+    found = tt.compare(reference, record_attention(tmp_path / "b", _Fused, keep, kinds))
+    assert found.verdict == "incomparable", found.sentence
+    assert "the loss reads positions that a mask hides" in found.sentence
+    if keep == "summary" or "grad_output" not in kinds:
+        wrong = tt.compare(reference, record_attention(tmp_path / "c", _WrongBackward, keep, kinds))
+        assert wrong.first is not None and wrong.first.module.startswith("blocks.3.attention"), wrong.sentence

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import NamedTuple
 
 from tensortap.compare.align.alignment import Renames, one_module_each
@@ -161,7 +162,10 @@ def open_comparison(
             matched.measures.limits |= pairs.limits
             builder = matched.finding_builder(judgement, structure)
             born = find_births(builder) or first_wrong_pair(builder)
-        read = find_read_hidden(judgement, pairs, structure, born, matched.reference_array)
+        read = find_read_hidden(
+            *(judgement, pairs, structure, born, matched.reference_array),
+            may_see_nothing=partial(may_see_nothing, *sides, pairs.masks),
+        )
         judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)

@@ -37,6 +37,7 @@ def find_read_hidden(
     structure: Structure,
     births: Sequence[Finding],
     gradient_of: Callable[[int], Array | None],
+    may_see_nothing: Callable[[], bool] = lambda: False,
 ) -> UnreadDifferences:
     """Return the wrong rows from the first backward on, if its loss reads positions at which two kinds of attention
     differ; none if something is wrong in the forward before.
@@ -46,6 +47,7 @@ def find_read_hidden(
     other outputs, and that the loss adds, may be made from these positions as well, as the balance of experts is.
 
     gradient_of: returns the reference's tensor of a row; None if it was not kept.
+    may_see_nothing: whether masks may hide everything from a position, as far as their summaries show.
     """
     rows = [birth.row for birth in births if birth.row is not None]
     if pairs.isolated is not None or not rows:
@@ -77,6 +79,7 @@ def find_read_hidden(
     adds = right == gradients and any(not pairs.dimensions[row] and structure.path[row] in scalars for row in right)
     blamed = {birth.module for birth in births if birth.row == first}
     sent = any(_is_sent_to_hidden(module, first, pairs, structure, gradient_of) for module in blamed)
+    sent = sent or any(_may_be_sent(module, first, pairs, structure, may_see_nothing) for module in blamed)
     if not (certain or adds or sent or (differs and read)):
         return UnreadDifferences()
     steps = np.array([each[1] for each in structure.scope])
@@ -127,6 +130,34 @@ def _is_sent_to_hidden(
     calls = structure.calls_of_module.get((structure.scope[row], module), ()) if masks else ()
     given = [gradient_of(each) for call in calls for each in call.of("grad_output")]
     return any(each is not None and _is_at(masks[-1], each) for each in given)
+
+
+def _may_be_sent(
+    module: str, row: int, pairs: Pairs, structure: Structure, may_see_nothing: Callable[[], bool]
+) -> bool:
+    """Whether a row is a gradient that attention made under a mask, and no record shows at which positions.
+
+    The forward of two kinds of attention may agree where a mask hides everything: both return the mean of all values,
+    and each sends back something else. If it is the very same code, its forward agrees to the last bit.
+    """
+    scope = structure.scope[row]
+    if structure.kind[row] not in GRADIENT_KINDS:
+        return False
+    recorded = "grad_output" in structure.kinds_in_step[scope[:2]]
+    around = [module]
+    if not recorded and structure.kind[row] == "param_grad" and module:
+        around.append(module.rpartition(".")[0])  # its code made the gradient at the output
+    masks = {structure.module[each]: mask for each, mask in pairs.masks.items() if structure.scope[each] == scope}
+    masked = [
+        name
+        for name in around
+        if name in masks and masks[name].frees_positions and (masks[name].positions is None or not recorded)
+    ]
+    calls = [call for name in masked for call in structure.calls_of_module.get((scope, name), ())]
+    inside = [each for call in calls for each in (call, *call.children)]
+    if all(pairs.equal[each] for call in inside for each in call.of("input", "output")):
+        return False
+    return any(masks[name].positions is not None for name in masked) or may_see_nothing()
 
 
 def _is_at(positions: Positions, gradient: Array) -> bool:

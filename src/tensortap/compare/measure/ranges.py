@@ -62,9 +62,12 @@ def may_see_nothing(
     """
     rows = alignment.reference
     inputs = rows[reference.kind.among(("input",))[rows] & reference.module.among(("",))[rows]].tolist()
-    if inputs and not any("mask" in reference.path[row] for row in inputs):
+    named = [row for row in inputs if "mask" in reference.path[row]]
+    if not named and any(mask.is_padded for mask in masks.values()):  # a mask by position: capture knew its name
+        named = [row for row in inputs if reference.path[row].isdigit() and _is_flags(reference, row)]
+    if inputs and not named:
         return False
-    given = [row for row in inputs if "mask" in reference.path[row] and len(reference.shape(row)) == 2]
+    given = [row for row in named if len(reference.shape(row)) == 2]
     tokens = {reference.shape(row): int(np.prod(reference.shape(row)) - reference.zeros[row]) for row in given}
     for pair, mask in masks.items():
         if not mask.frees_positions:
@@ -80,3 +83,9 @@ def may_see_nothing(
         if known is None or shown / shape[1] <= known * (shape[3] + 1) / 2:
             return True
     return False
+
+
+def _is_flags(side: Side, row: int) -> bool:
+    """Whether a record consists of the integers 0 and 1, or of booleans."""
+    is_counted = side.dtype[row] == "bool" or side.dtype[row].startswith(("int", "uint"))
+    return is_counted and float(side.min[row]) == 0 and float(side.max[row]) == 1
