@@ -173,7 +173,7 @@ def test_hidden_positions_among_the_tokens_of_an_expert_are_no_divergence(tmp_pa
 
 
 class _Fused(_Attention):
-    """Returns the mean of everything where nothing is seen, and sends back more than that to it, as fused kernels do."""
+    """Returns the mean of everything where nothing is seen, and sends back more to it, as fused kernels do."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)

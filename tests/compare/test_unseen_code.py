@@ -1,4 +1,4 @@
-"""Rounding that no record shows: of layers that share one record, of short dtypes inside code, of what a loss cancels."""
+"""Rounding that no record shows: layers that share one record, short dtypes inside code, what a loss cancels out."""
 
 from __future__ import annotations
 
