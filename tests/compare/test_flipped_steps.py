@@ -42,6 +42,31 @@ def test_an_element_further_off_than_steps_go_is_wrong(tmp_path: Path) -> None:
     assert found.first is not None and found.first.cause == "optimizer", found.sentence
 
 
+def update_by_sign(path: Path, flipped: int) -> Path:
+    """One step by the sign of a moment, as Lion's: some elements of it are nearly zero, though the gradient is not."""
+    before, gradient = values(4, (48, 48)) / 10, values(5, (48, 48))
+    moment = gradient.copy()
+    moment.reshape(-1)[:flipped] *= -1
+    after = before - _RATE * np.sign(moment)
+    gradient = gradient * np.float32(1 + bool(flipped) * 2**-23)
+    return write(
+        path,
+        [
+            Seen("linear", before, "param", path="weight"),
+            Seen("linear", gradient, "param_grad", path="weight"),
+            Seen("linear", after, "param", path="weight", call=1),
+        ],
+    )
+
+
+def test_few_steps_by_the_sign_of_a_moment_may_flip(tmp_path: Path) -> None:
+    reference = update_by_sign(tmp_path / "a", 0)
+    found = tt.compare(reference, update_by_sign(tmp_path / "b", 2))
+    assert found.verdict == "match", found.sentence
+    wrong = tt.compare(reference, update_by_sign(tmp_path / "c", 40))
+    assert wrong.first is not None and wrong.first.cause == "optimizer", wrong.sentence
+
+
 @pytest.mark.parametrize("cut", [0.0, 0.1])
 def test_a_relu_is_known_from_summaries(cut: float) -> None:
     x = values(3, (64, 64))

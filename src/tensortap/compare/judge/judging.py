@@ -40,7 +40,7 @@ from tensortap.compare.judge.rules import (
 )
 from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, explain_by_conditioning
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
-from tensortap.compare.judge.rules.unseen import doubt_unseen_code, explain_by_unseen_code
+from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
@@ -57,6 +57,9 @@ _FEW_CROSSED, _SHARE_CROSSED = 4, 16.0
 """Elements of a gradient that may cross a kink whatever the activations; and per error of these and element."""
 _MOST_STEPS = 4.0
 """Times the usual step of an optimizer by which an element may be off: two steps, each of twice the usual size."""
+
+_FLIPPED = 2.5
+"""The same of a step that went the other way, which is twice the usual one if all steps are of one size."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,8 @@ class PairJudge:
         elif not propagated and (rule := self._explain_by_conditioning(row, sources)):
             self.status[row], self.rule[row] = "close", rule
             self._note_cancelling(row, sources)
+            if self.structure.kind[row] == "param_grad":
+                evidence.summed.add_right_gradient(row, error, is_of_loss=rule == CANCELLED_LOSS)
             return
         elif not after_wrong and (spot := self._returned_unseen(row)) is not None:
             self._unseen_uses[row] = spot
@@ -352,12 +357,12 @@ class PairJudge:
             return False
         step = evidence.step_size(row) * evidence.l2[row] / int(self.pairs.elements[row]) ** 0.5
         apart = float(self.pairs.distance[row])
-        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step:  # one element is much of a short row
-            return bool(apart <= self.tolerance[row] * evidence.l2[row])
+        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step and apart <= self.tolerance[row] * evidence.l2[row]:
+            return True  # one element is much of a short row
         few = self.pairs.kink_of(row)
-        if few is None or few.exact or few.crossed > _FEW_CROSSED:
+        if few is None or few.crossed > _FEW_CROSSED:
             return False
-        return bool(few.rel_l2 <= self.tolerance[row] and apart <= 2 * step * few.crossed**0.5)
+        return bool(few.rel_l2 <= self.tolerance[row] and apart <= _FLIPPED * step * few.crossed**0.5)
 
     def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
         return self.ties.status_of_follower(row, sources, self.tolerance[row])

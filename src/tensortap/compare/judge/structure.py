@@ -403,16 +403,8 @@ class Structure:
 
     def held_inside(self, call: CallRows) -> list[int]:
         """Return the rows of parameters and their gradients of modules inside a call that are never called."""
-        rank, step, _ = call.scope
-        found = [
-            row for row in self.parameters_of.get((rank, step, call.module), ()) if self.module[row] != call.module
-        ]
-        inside = f"{call.module}." if call.module else ""
-        for (scope, module), rows in self.own_gradients.items_in(rank, step):
-            if scope == call.scope and module != call.module and module.startswith(inside):
-                users = self.users_of_own(rows[0])
-                found += rows if any(user.module == call.module for user in users) else []
-        return found
+        step = self._step_at(*call.scope[:2])
+        return [] if step is None else step.held_inside(call)
 
     def row_length(self, row: int) -> int:
         """Return the length of the last axis of a record."""

@@ -41,9 +41,12 @@ class SummedGradients:
         self._worst_right: dict[tuple[int, int, int], float] = {}
         self._step_gradients: dict[tuple[int, int], dict[str, list[int]]] = {}
 
-    def add_right_gradient(self, row: int, error: float) -> None:
-        """Note the error of a weight's gradient that is right: gradients of earlier modules may be as far off."""
-        if self._dimensions[row] > 1:
+    def add_right_gradient(self, row: int, error: float, is_of_loss: bool = False) -> None:
+        """Note the error of a weight's gradient that is right: gradients of earlier modules may be as far off.
+
+        is_of_loss: the loss made the error, so that it is not one of a bias alone.
+        """
+        if self._dimensions[row] > 1 or is_of_loss:
             scope = self._structure.scope[row]
             self._worst_right[scope] = max(self._worst_right.get(scope, 0.0), error)
 

@@ -374,6 +374,21 @@ class StepStructure:
             self._users_of_own[own] = calls
         return self._users_of_own[own]
 
+    def held_inside(self, call: CallRows) -> list[int]:
+        """Return the rows of parameters and their gradients of modules inside a call that are never called."""
+        own = [row for row in self._parameters(call) if self._columns.module[row] != call.module]
+        return own + self._held_gradients.get((call.scope, call.module), [])
+
+    @cached_property
+    def _held_gradients(self) -> dict[_Module, list[int]]:
+        """Gradients of the parameters of modules that are never called, by scope and the module that uses them."""
+        found: dict[_Module, list[int]] = defaultdict(list)
+        for (scope, module), rows in self.own_gradients.items():
+            if (scope, module) not in self.calls_of_module:
+                for name in {call.module for call in self.users_of_own(rows[0])}:
+                    found[scope, name] += rows
+        return found
+
     def _backward_of_parameter(self, row: int) -> list[int]:
         """Return the rows that the gradient of a parameter is made from.
 
