@@ -79,7 +79,8 @@ def find_read_hidden(
     adds = right == gradients and any(not pairs.dimensions[row] and structure.path[row] in scalars for row in right)
     blamed = {birth.module for birth in births if birth.row == first}
     sent = any(_is_sent_to_hidden(module, first, pairs, structure, gradient_of) for module in blamed)
-    sent = sent or any(_may_be_sent(module, first, pairs, structure, may_see_nothing) for module in blamed)
+    spreads = "grad_output" in structure.kinds_in_step[scope[:2]] or _spreads(first, judgement, structure)
+    sent = sent or any(spreads and _may_be_sent(module, first, pairs, structure, may_see_nothing) for module in blamed)
     if not (certain or adds or sent or (differs and read)):
         return UnreadDifferences()
     steps = np.array([each[1] for each in structure.scope])
@@ -158,6 +159,15 @@ def _may_be_sent(
     if all(pairs.equal[each] for call in inside for each in call.of("input", "output")):
         return False
     return any(masks[name].positions is not None for name in masked) or may_see_nothing()
+
+
+def _spreads(first: int, judgement: Judgement, structure: Structure) -> bool:
+    """Whether most gradients of parameters from a row on are wrong: what attention sends back reaches all of them."""
+    scope = structure.scope[first]
+    later = range(first, len(structure.kind))
+    rows = [row for row in later if structure.kind[row] == "param_grad" and structure.scope[row] == scope]
+    wrong = sum(judgement.status[row] in WRONG_STATUSES for row in rows)
+    return 2 * wrong > len(rows)
 
 
 def _is_at(positions: Positions, gradient: Array) -> bool:
