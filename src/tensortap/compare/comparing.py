@@ -19,6 +19,7 @@ from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
 from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
+from tensortap.compare.judge.free_precision import judge_free
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.one_sided import (
     find_calls_without_gradient,
@@ -27,7 +28,7 @@ from tensortap.compare.judge.one_sided import (
     find_uncertain_modules,
 )
 from tensortap.compare.judge.pairs import Pairs
-from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values, judge_free
+from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values
 from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules

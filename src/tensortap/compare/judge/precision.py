@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from tensortap.compare.judge.attribution import Attribution
 from tensortap.compare.judge.findings import FindingBuilder
+from tensortap.compare.judge.implementations import Implementations
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
-from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding, TruthErrors, display_name
+from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors, display_name
 from tensortap.kernels.pairs.truth import TruthMeasure
 
 __all__ = [
@@ -25,8 +26,11 @@ __all__ = [
     "Precision",
     "TruthPairs",
     "calls_with_other_values",
-    "judge_free",
+    "is_cast",
+    "is_noise",
     "judge_isolated",
+    "least_ratio",
+    "less_exact",
     "one_rounding",
 ]
 
@@ -39,7 +43,7 @@ most, or made it smaller. Another number of threads: 1.01, and 1.15 in one norm'
 One rounding more is 1.5: weight gradients of half a batch each, which autograd adds in bfloat16."""
 _LEAST_OF_ROUNDING = 0.1
 """Least number of roundings between the sides: a few elements that differ, as parameters after a step, are none."""
-_LEAST_OF_LONG = 8.0
+LEAST_OF_LONG = 8.0
 """The same in float32 and float64, where the error is that of sums, and follows their order."""
 _LEAST_OF_OTHER = 2.0
 """The same if the call returns other values than the reference's, as another implementation of attention does."""
@@ -55,14 +59,8 @@ _LEAST_DILUTED = 1.08
 _CERTAIN, _VERY_CERTAIN = 3.0, 5.0
 """Standard errors by which the squared distances differ."""
 _LONG = ("float32", "float64")
-_BARS = 3.5
-"""Both distances may be estimates from sketches: the ratio must exceed 1 by this many half-widths of their interval."""
-_LEAST_ELEMENTS = 256
-"""In free runs, where only the norms of errors are known; in fewer elements they vary too much."""
-_LEAST_ACCUMULATED, _LEAST_ROUNDINGS = 1.1, 0.7
-"""In free runs: the least ratio, and the least number of roundings more. Chunked sums move the ratio by 0.02."""
-_FLOWING = ("input", "output")
-_MOVING = (*_FLOWING, *GRADIENT_KINDS)
+LEAST_ROUNDINGS = 0.7
+"""Least number of roundings more, where the ratio says little: of many roundings, one more is a small part."""
 _MOST_NOISE = 0.1
 """If even the nearer side is this far off, the value is what is left when larger ones cancel: a bias before a norm, the
 bias of a key. Rounding decides its size, and how often a side rounds cannot be told. Sums of 100 tokens that do not
@@ -103,6 +101,10 @@ class Precision:
     notes: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
     """Modules that differ within tolerance, and of which no truth says which side rounds more."""
+    doubtful: list[Finding] = field(default_factory=list)
+    """Modules that are less exact, but maybe only because they are another implementation."""
+    hidden: tuple[str, ...] = ()
+    """Modules of free runs that differ within tolerance, and in which one rounding more would not show."""
 
 
 NO_PRECISION = Precision()
@@ -149,7 +151,7 @@ def one_rounding(reference: str, candidate: str) -> float | None:
 def least_ratio(pairs: TruthPairs, pair: int) -> float:
     """Return the ratio from which on a side counts as less exact."""
     if pairs.dtypes(pair)[0] in _LONG:
-        return _LEAST_OF_LONG
+        return LEAST_OF_LONG
     if pairs.other_values(pair):
         return _LEAST_OF_OTHER_GRADIENT if pairs.is_gradient(pair) else _LEAST_OF_OTHER
     return LEAST_RATIO
@@ -173,108 +175,54 @@ def judge_isolated(
         blamed = builder.module_to_blame(pair, attribution)
         rank, record = structure.scope[pair][0], (structure.module[pair], structure.kind[pair], structure.path[pair])
         groups.setdefault((rank, blamed, *record), []).append(pair)
+    measures = {group: _sum([pairs.measures[row] for row in rows]) for group, rows in groups.items()}
+    errors_by_group = {group: errors_of(measures[group], pairs, rows[0]) for group, rows in groups.items()}
+    implementations = Implementations(builder)
+    for group, found in errors_by_group.items():
+        if implementations.is_attention(group[1]) and not is_cast(pairs, groups[group][0]):
+            implementations.add(group[1], groups[group][0], found)
     findings: dict[tuple[int, str], Finding] = {}
+    doubtful: dict[tuple[int, str], Finding] = {}
     errors: dict[int, TruthErrors] = {}
     better: dict[str, float] = {}
     other: dict[str, float] = {}
-    for (rank, blamed, *_), rows in groups.items():
-        measure = _sum([pairs.measures[row] for row in rows])
-        found = errors_of(measure, pairs, rows[0])
+    for group, rows in groups.items():
+        (rank, blamed, *_), measure, found = group, measures[group], errors_by_group[group]
         errors |= dict.fromkeys(rows, found)
-        if (rank, blamed) in known or any(status[row] in WRONG_STATUSES for row in rows) or _is_cast(pairs, rows[0]):
+        if (rank, blamed) in known or any(status[row] in WRONG_STATUSES for row in rows) or is_cast(pairs, rows[0]):
             continue
-        if attributed[rows[0]].from_outside or _is_noise(found) or abs(found.roundings) < _LEAST_OF_ROUNDING:
+        if attributed[rows[0]].from_outside or is_noise(found) or abs(found.roundings) < _LEAST_OF_ROUNDING:
             continue
         if _is_cancelled(pairs, rows[0], found):
             continue
         least, sure = least_ratio(pairs, rows[0]), _certainty(measure)
-        diluted = least == LEAST_RATIO and found.ratio >= _LEAST_DILUTED and found.roundings >= _LEAST_ROUNDINGS
+        diluted = least == LEAST_RATIO and found.ratio >= _LEAST_DILUTED and found.roundings >= LEAST_ROUNDINGS
+        limits = implementations.limits(blamed) if least == LEAST_RATIO else None
         if (found.ratio >= least and sure >= _CERTAIN) or (diluted and sure >= _VERY_CERTAIN):
             row = rows[0]
+            if limits is not None and found.ratio < (limits.gradients if pairs.is_gradient(row) else limits.values):
+                if limits.known:
+                    other.setdefault(blamed, found.ratio)
+                    continue
+                into = doubtful
+            else:
+                into = findings
             finding = builder.build(row, attributed[row], row)
-            earlier = findings.get((rank, blamed))
+            earlier = into.get((rank, blamed))
             if earlier is None or (finding.row or 0) < (earlier.row or 0):
-                findings[rank, blamed] = less_exact(finding, found, least)
+                into[rank, blamed] = less_exact(finding, found, least)
         elif found.ratio >= LEAST_RATIO and sure >= _CERTAIN and pairs.other_values(rows[0]):
             other.setdefault(blamed, found.ratio)
         elif found.ratio <= 1 / least and sure <= -_CERTAIN and not _is_recorded_as_one_sum(structure, rows[0]):
             better.setdefault(blamed, found.ratio)
     better = {module: ratio for module, ratio in better.items() if all(module != each for _, each in findings)}
-    ordered = sorted(findings.values(), key=lambda each: (each.key.step, each.row or 0))
+    other = {module: ratio for module, ratio in other.items() if all(module != each for _, each in findings)}
     notes = *_better(better, pairs), *_other(other, pairs), *pairs.notes
-    return Precision(ordered, errors, notes, pairs.unjudged)
+    return Precision(_ordered(findings), errors, notes, pairs.unjudged, _ordered(doubtful))
 
 
-def judge_free(
-    builder: FindingBuilder, pairs: TruthPairs, attribute: Callable[[int], Attribution], elements: Callable[[int], int]
-) -> Precision:
-    """Judge free runs, whose errors accumulate: a side is less exact where its distance grows against the other's.
-
-    Independent roundings add up in squares, so the ratio of the distances stays where both sides round alike.
-    """
-    structure, status = builder.structure, builder.judgement.status
-    findings: dict[tuple[int, str], Finding] = {}
-    if any(each in WRONG_STATUSES for each in status):
-        return Precision([], pairs.errors, pairs.notes)  # beyond a mistake, distances are those of the mistake
-    for pair, found in sorted(pairs.errors.items()):
-        if elements(pair) < _LEAST_ELEMENTS or _is_cast(pairs, pair):
-            continue
-        if pairs.is_gradient(pair):
-            least = _least_of_gradient(builder, pairs, pair, elements(pair))
-        else:
-            least = _least_of_value(structure, pairs, pair)
-        if least is None:
-            continue
-        attribution = attribute(pair)
-        place = structure.scope[pair][0], builder.module_to_blame(pair, attribution)
-        if place not in findings and not attribution.from_outside:
-            findings[place] = less_exact(builder.build(pair, attribution, pair), found, least)
-    return Precision(list(findings.values()), pairs.errors, pairs.notes)
-
-
-def _least_of_value(structure: Structure, pairs: TruthPairs, pair: int) -> float | None:
-    """Return the ratio that an input or output exceeds beyond its sources; None if it does not."""
-    found = pairs.errors[pair]
-    sources = [each for each in structure.sources(pair) if structure.kind[each] in _FLOWING and each < pair]
-    if not sources or any(each not in pairs.errors for each in sources):
-        return None
-    before = max(1.0, *(pairs.errors[each].ratio for each in sources))
-    least, unit = least_ratio(pairs, pair), one_rounding(*pairs.dtypes(pair))
-    if unit is not None and least == LEAST_RATIO:  # earlier errors dilute the ratio, but not the number of roundings
-        least = _LEAST_ACCUMULATED
-    least = max(least, 1 + _BARS * found.bar)
-    own = found.candidate**2 - (before * found.reference) ** 2
-    return None if found.ratio < least * before or own < _LEAST_ROUNDINGS * (unit or 0.0) ** 2 else least
-
-
-def _least_of_gradient(builder: FindingBuilder, pairs: TruthPairs, pair: int, elements: int) -> float | None:
-    """Return the ratio that a gradient exceeds; None if it does not, or if its sources differ.
-
-    The error of a gradient is that of the whole forward and of the backward so far, and moves at random if any of it
-    differs: by 1.5 times between fused attention and another. Where all its sources are equal bit for bit, the sides
-    have the same error but for what this module has added. A part that is independent of it adds up in squares; by
-    chance the sum is off by the product of both, over the root of the number of elements.
-    """
-    found, difference = pairs.errors[pair], builder.difference_of(pair)
-    if difference is None or not found.exact or _is_noise(found) or not _has_equal_sources(builder, pair):
-        return None
-    unit = one_rounding(*pairs.dtypes(pair))
-    if unit is None:
-        return _LEAST_OF_LONG if found.ratio >= _LEAST_OF_LONG else None
-    own = found.candidate**2 - found.reference**2
-    by_chance = 2 * found.reference * difference.rel_l2 / elements**0.5
-    return 1.0 if own >= max(_LEAST_ROUNDINGS * unit**2, _VERY_CERTAIN * by_chance) else None
-
-
-def _has_equal_sources(builder: FindingBuilder, pair: int) -> bool:
-    """Whether all that a gradient was made from is equal on both sides, bit for bit."""
-    structure, status = builder.structure, builder.judgement.status
-    sources = {each for each in structure.sources(pair) if structure.kind[each] in _MOVING}
-    for call in structure.made_in(pair):
-        if structure.kind[pair] == "grad_output":  # what the users of the output sent back
-            sources |= set(call.of("grad_input"))
-        sources |= {*call.of(*_FLOWING), *(row for child in call.children for row in child.of(*_MOVING))}
-    return bool(sources) and all(status[each] == "equal" for each in sources - {pair})
+def _ordered(findings: Mapping[tuple[int, str], Finding]) -> list[Finding]:
+    return sorted(findings.values(), key=lambda each: (each.key.step, each.row or 0))
 
 
 def less_exact(finding: Finding, truth: TruthErrors, least: float) -> Finding:
@@ -283,7 +231,7 @@ def less_exact(finding: Finding, truth: TruthErrors, least: float) -> Finding:
     return replace(finding, cause=Cause.LESS_EXACT, status="imprecise", truth=truth, rule=rule)
 
 
-def _is_noise(errors: TruthErrors) -> bool:
+def is_noise(errors: TruthErrors) -> bool:
     """Whether a value is zero in theory, or nearly."""
     return min(errors.reference, errors.candidate) > _MOST_NOISE
 
@@ -311,7 +259,7 @@ def _is_recorded_as_one_sum(structure: Structure, pair: int) -> bool:
     return any(user.children for user in users)
 
 
-def _is_cast(pairs: TruthPairs, pair: int) -> bool:
+def is_cast(pairs: TruthPairs, pair: int) -> bool:
     """Whether the sides have different dtypes: the shorter one is further off, and that is said elsewhere."""
     reference, candidate = pairs.dtypes(pair)
     return reference != candidate
@@ -347,6 +295,6 @@ def _other(ratios: Mapping[str, float], pairs: TruthPairs) -> list[str]:
     first, *rest = ratios
     more = f"; so is it with {len(rest)} more modules" if rest else ""
     return [
-        f"{display_name(first)} is {ratios[first]:.2g} times as far from the {pairs.of} result as the reference's, but "
-        f"returns other values, as another implementation does{more}"
+        f"{display_name(first)} is {ratios[first]:.2g} times as far from the {pairs.of} result as the reference's, as "
+        f"another implementation may be, such as eager attention instead of fused{more}"
     ]

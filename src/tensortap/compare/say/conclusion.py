@@ -25,7 +25,12 @@ from tensortap.compare.matching import Matched
 from tensortap.compare.memory import release_unused
 from tensortap.compare.say import sentence
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
-from tensortap.compare.say.precision import describe_less_exact, describe_without_truth
+from tensortap.compare.say.precision import (
+    describe_doubtful,
+    describe_hidden,
+    describe_less_exact,
+    describe_without_truth,
+)
 from tensortap.compare.say.result_sentence import sentence_of, several_ranks
 from tensortap.compare.say.table import table_of
 from tensortap.compare.translate.certainty import NO_DOUBTS, Doubts
@@ -113,6 +118,12 @@ def conclude(
     if less_exact and verdict == "match":
         verdict, finding = "imprecise", describe_less_exact(less_exact, several_ranks(matched))
         said = f"{finding} Within tolerance, {said[0].lower()}{said[1:]}"
+    doubtful = [each for each in precision.doubtful if each.module not in {found.module for found in births}]
+    if doubtful and verdict == "match":
+        verdict, doubt = "incomparable", describe_doubtful(doubtful, several_ranks(matched), isolated)
+        said = f"{doubt} Within tolerance, {said[0].lower()}{said[1:]}"
+    if precision.hidden and verdict in ("match", "imprecise"):
+        said += f" {describe_hidden(precision.hidden)}"
     if precision.unjudged and verdict in ("match", "imprecise"):
         said += f" {describe_without_truth(precision.unjudged)}"
     notes = [*guessed, *([unpaired.note()] if unpaired else []), *parallel.notes(births)]
@@ -124,7 +135,8 @@ def conclude(
     if less_exact and verdict != "imprecise":
         notes.append(describe_less_exact(less_exact, several_ranks(matched)))
     notes += precision.notes
-    births += less_exact
+    if verdict == "imprecise":  # beside a mistake, a module that rounds more is not to be fixed first
+        births += less_exact
     release_unused()  # for the table
     first = births[0] if births and verdict in ("diverged", "imprecise") else None
     return Comparison(

@@ -9,12 +9,13 @@ from tensortap.compare.say.sentence import listed, rounded
 from tensortap.core.causes import CAUSES
 from tensortap.core.records import Finding, TruthErrors, display_name
 
-__all__ = ["describe_less_exact", "describe_truth", "describe_without_truth"]
+__all__ = ["describe_doubtful", "describe_hidden", "describe_less_exact", "describe_truth", "describe_without_truth"]
 
 _MOST_NAMED = 4
 _MANY_ROUNDINGS = 8
 _CLEAR = 2.0
 """From this ratio on, one side is named as the one that is wrong."""
+_CHECK = '`tensortap.check(model, reference, truth="float64")`'
 _AGREES, _FEW_ROUNDINGS = 10.0, 16.0
 
 
@@ -34,6 +35,19 @@ def describe_less_exact(findings: Sequence[Finding], several: bool) -> str:
     if others:
         text += f" So {'are' if len(others) > 1 else 'is'} {listed(others, _MOST_NAMED)}."
     return text
+
+
+def describe_doubtful(findings: Sequence[Finding], several: bool, isolated: bool) -> str:
+    """Say that modules are less exact, and that another implementation would be, too."""
+    advice = (
+        "the gradients of its inputs tell them apart: capture the reference with `grad_output`, and run the backward"
+        if isolated
+        else f"{_CHECK} tells them apart"
+    )
+    return (
+        f"Cannot tell a mistake from another implementation. {describe_less_exact(findings, several)} Eager attention "
+        f"instead of fused does so, and so does a softmax that is not upcast; {advice}."
+    )
 
 
 def _value(finding: Finding) -> str:
@@ -73,6 +87,15 @@ def describe_without_truth(modules: Sequence[str]) -> str:
     """Say which modules differ within tolerance and were not measured against a truth."""
     names = listed([display_name(each) for each in modules], _MOST_NAMED)
     return f"Whether {names} round{'s' * (len(modules) == 1)} more than the reference is not judged: no truth."
+
+
+def describe_hidden(modules: Sequence[str]) -> str:
+    """Say in which modules of free runs a rounding more would not show."""
+    names = listed([display_name(each) for each in modules], _MOST_NAMED)
+    return (
+        f"Whether {names} round{'s' * (len(modules) == 1)} once more than the reference would not show: the errors "
+        f"that came in are larger. {_CHECK} judges each module alone."
+    )
 
 
 def _reference_agrees(truth: TruthErrors) -> bool:
