@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -164,19 +164,24 @@ class Check(Observer):
         assert self._comparator is not None
         watcher.called_with = self._comparator.run.called
         watcher.record_gradient = by_key(self._comparator.record_step_gradient)
+        watcher.step_begins = self._new_loop_book(
+            ()
+        ).step_begins  # dropout draws other numbers from another random state
         if not self._options.isolate:
             watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
         return watcher
 
     def _new_optimizers(self, optimizer: Any) -> Optimizers:
         """Note the settings of optimizers, and compare the gradients that they get."""
-        assert self._comparator is not None
         optimizers = super()._new_optimizers(optimizer)
-        kinds = [*self._selection.kinds]
-        book = LoopBook(self._framework, lambda: self._tree, self._clock, self._comparator.run.loop_fact, kinds)
+        book = self._new_loop_book([*self._selection.kinds])
         optimizers.before = partial(book.optimizer_begins, self._watcher)
         optimizers.after, optimizers.ends = book.optimizer_ended, book.step_ends
         return optimizers
+
+    def _new_loop_book(self, kinds: Sequence[str]) -> LoopBook:
+        assert self._comparator is not None
+        return LoopBook(self._framework, lambda: self._tree, self._clock, self._comparator.run.loop_fact, kinds)
 
     def _new_isolator(self, chosen: list[str]) -> Isolator:
         assert self._comparator is not None
@@ -276,6 +281,7 @@ class Check(Observer):
             cut_off=comparator.cut_off,
             outside=comparator.outside,
             tied=tied,
+            holders=comparator.holders,
         )
 
     # --- for noise ---------------------------------------------------------------------------------------------

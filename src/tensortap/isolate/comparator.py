@@ -76,6 +76,8 @@ class Comparator:
         """Inputs, and outputs that should be differentiable, that autograd does not reach; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
         """(step, micro step, module, call) → the module whose code made the call; in the reference's names."""
+        self.holders: set[str] = set()
+        """Modules that pass on tensors by their attributes; in the reference's names."""
         self.differs: Callable[[int, Key, npt.NDArray[Any]], None] = lambda *_: None
         """Called with the row, key and values of a tensor that differs from the reference's."""
         self._framework = framework
@@ -153,6 +155,10 @@ class Comparator:
         """Note an input or output that autograd does not reach; `from_inside` if it should."""
         found = self.cut_off if from_inside else self.outside
         found.add(key._replace(module=self._reference.rename(key.module)))
+
+    def note_holder(self, module: str) -> None:
+        """Note a module that passes on a tensor by an attribute."""
+        self.holders.add(self._reference.rename(module))
 
     def is_mask(self, key: Key) -> bool:
         """Whether a tensor and the reference's are masks that were compared by what they hide."""

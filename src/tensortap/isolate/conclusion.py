@@ -41,13 +41,15 @@ from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
-from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison
+from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison, display_name
 from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
 from tensortap.isolate.truth import FLOAT64, Truth
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.store import Run
 
 __all__ = ["conclude_live"]
+
+_MOST_NAMED = 4
 
 
 def conclude_live(
@@ -112,7 +114,8 @@ def conclude_live(
         lost = {left.key(row) for row in alignment.only_reference.tolist()}
         builder = matched.finding_builder(judgement, structure, isolated=True)
         gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}
-        attributor = Attributor.of(builder, isolation, numbers, lost, gained_keys, bool(missing))
+        untied = matched.settings.untied_parameters if judgement.born else set()
+        attributor = Attributor.of(builder, isolation, numbers, lost, gained_keys, bool(missing), untied)
         born = isolated_findings(builder, attributor)
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
@@ -145,6 +148,9 @@ def conclude_live(
     unseen = not backward and bool(set(GRADIENT_KINDS) & set(Side(reference, Scope()).kind.words))
     notes = [*result.notes, *(["no backward ran: the reference's gradients were not compared"] if unseen else [])]
     notes += _other_steps(matched, options.steps or ())
+    if isolation is not None and isolation.holders:
+        names = listed([display_name(each) for each in sorted(isolation.holders)], _MOST_NAMED)
+        notes.append(f"passed on by an attribute of the module, and not compared: tensors of {names}")
     unchecked = unchecked_ranks(reference, candidate)
     if unchecked:
         notes.insert(0, f"{unchecked}: run the model on as many ranks as the reference to check them")

@@ -185,6 +185,8 @@ class Isolator(Watcher):
             return None
         opened = open_value(output, self._framework.is_tensor)
         self._leave(site, call, opened)
+        if call.autograd and self._holds_tensors(site.owner):
+            self._comparator.note_holder(site.name)
         running = self._running.pop(id(call), _RunningCall([], [], False))
         tensors = self._replace_all(site, call, "output", opened, running.inputs, running.differentiable)
         self._copy_in_place_changes(running.inputs, opened, tensors)
@@ -231,6 +233,13 @@ class Isolator(Watcher):
                 self._comparator.note_detached(key, from_inside=differentiable)
             tensors.append(tensor if known.substitute is None else known.substitute)
         return tensors
+
+    def _holds_tensors(self, module: Any) -> bool:
+        """Whether a module has an attribute that autograd reaches and that is neither parameter nor buffer."""
+        is_tensor, reached = self._framework.is_tensor, self._framework.requires_gradient
+        own = {id(parameter) for _, parameter in self._framework.parameters(module)}
+        values = [each for each in vars(module).values() if is_tensor(each) and id(each) not in own]
+        return any(reached(each) for each in values)
 
     def _is_differentiable(self, site: Site, inputs: Sequence[Any]) -> bool:
         own = [parameter for _, parameter in self._framework.parameters(site.owner)]

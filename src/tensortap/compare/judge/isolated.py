@@ -39,6 +39,8 @@ class Attributor:
     """Records that only the candidate has."""
     explained: bool
     """Whether a finding reports where the gradients among these end."""
+    untied: Collection[tuple[str, str]] = ()
+    """Parameters that are tied on one side alone, by module and name there."""
 
     @classmethod
     def of(
@@ -49,19 +51,21 @@ class Attributor:
         only_reference: Collection[Key],
         only_candidate: Collection[Key],
         explained: bool,
+        untied: Collection[tuple[str, str]] = (),
     ) -> Attributor:
         """Return the attributor of a check.
 
         rows: the candidate's rows of the pairs.
         only_reference, only_candidate: records that one side alone has.
         explained: whether another finding reports where gradients that only the reference has end.
+        untied: parameters that are tied on one side alone.
         """
         numbers = rows.tolist()
         forced = np.array([row in isolation.forced for row in numbers], bool)
         own = {pair for pair, row in enumerate(numbers) if row in isolation.used_inside}
         groups = _pairs_of_one_gradient(isolation, numbers)
         of_pairs = builder.judgement, builder.structure, isolation, forced, own, groups
-        return cls(*of_pairs, only_reference, only_candidate, explained)
+        return cls(*of_pairs, only_reference, only_candidate, explained, untied)
 
     def attribute(self, row: int) -> Attribution:
         """Attribute a wrong row. The caller makes the inputs of a module, and the gradients at its outputs."""
@@ -124,6 +128,10 @@ class Attributor:
         if kind == "grad_output" and row in self.own and self._is_misused_inside(row):
             return True
         if kind == "grad_output" and self._gets_more(row):
+            return True
+        if kind in ("grad_output", "grad_input") and self._lacks_what_a_wrong_module_sends(row):
+            return True
+        if kind == "param_grad" and self._is_untied(row):
             return True
         if kind == "buffer":  # one that a module updates when it is called
             return bool(self.structure.number[row]) and any(
@@ -215,6 +223,52 @@ class Attributor:
             if spot == [kind, module, path] and scope[0] == rank and scope[1] < step
         ]
         return bool(before) and not any(self._wrong(each) for each in before)
+
+    @property
+    def has_extra_gradients(self) -> bool:
+        """Whether parameters get gradients in the candidate alone: a finding of its own reports them."""
+        return any(key.kind == "param_grad" for key in self.only_candidate)
+
+    def _is_untied(self, row: int) -> bool:
+        """Whether a parameter is tied on one side alone, and the other side has a gradient for each of both."""
+        if (self.structure.module[row], self.structure.path[row]) not in self.untied:
+            return False
+        alone = (*self.only_reference, *self.only_candidate)
+        return any(key.kind == "param_grad" and (key.module, key.path) in self.untied for key in alone)
+
+    def _lacks_what_a_wrong_module_sends(self, row: int) -> bool:
+        """Whether code of a container made a gradient without a part that the reference has: a module that the code
+        gave a value of its own sends nothing back for it, and a module inside the container is wrong.
+
+        The value itself was not recorded, so that no name tells which tensors it was made from.
+        """
+        structure, call = self.structure, self.structure.call_of(row)
+        if call is None or not self._own_values_without_gradient:
+            return False
+        outermost = structure.call_of(self.one_gradient.get(row, (row,))[-1]) or call
+        container, begin = self.isolation.caller(outermost), outermost.end
+        if structure.kind[row] == "grad_input":
+            container, begin = call.module, call.begin
+        users = self._own_values_without_gradient.get((call.scope, container), ())
+        if container is None or not any(user.begin > begin for user in users if user is not call):
+            return False
+        around = structure.calls_of_module.get((call.scope, container), ())
+        inside = [each for outer in around for child in outer.children for each in _all_inside(child)]
+        return self.explained or any(self._makes_wrong(each) for each in inside)
+
+    @cached_property
+    def _own_values_without_gradient(self) -> dict[tuple[tuple[int, int, int], str | None], list[CallRows]]:
+        """By pass and caller: calls that get a value which the caller's own code made, and send no gradient back for
+        it, while the reference's do."""
+        lost = {key for key in self.only_reference if key.kind == "grad_input"}
+        found: dict[tuple[tuple[int, int, int], str | None], list[CallRows]] = {}
+        for call in self.structure.calls.values() if lost else ():
+            _, step, micro = call.scope
+            for given in call.of("input"):
+                key = Key(step, micro, "backward", call.module, call.number, "grad_input", self.structure.path[given])
+                if key in lost and not self.structure.makers.get(self.structure.tensor[given]):
+                    found.setdefault((call.scope, self.isolation.caller(call)), []).append(call)
+        return found
 
     def _makes_wrong(self, call: CallRows) -> bool:
         """Whether a call returns something wrong, or hands it to a module inside."""
@@ -393,7 +447,8 @@ def isolated_findings(builder: FindingBuilder, attributor: Attributor) -> list[F
         row
         for row in births
         if not _is_after_step(row, structure) or not _is_misled(row, structure, first_wrong_gradient)
-    ] or (births if not explained else [])  # a missing gradient that nothing else reports
+    ] or ([] if explained or attributor.has_extra_gradients else births)  # one that nothing else reports
+    births = _without_read_attributes(births, builder, attributor)
     births = without_out_of_step(births, structure, builder.class_of, builder.zeros_of)
     # Code that leaves out a call, or adds one, is found by its other values; these gradients count only if there are
     # none.
@@ -414,6 +469,33 @@ def isolated_findings(builder: FindingBuilder, attributor: Attributor) -> list[F
         known.add((rank, module))
         found.append(builder.build(row, attribution, row))
     return found
+
+
+def _without_read_attributes(births: list[int], builder: FindingBuilder, attributor: Attributor) -> list[int]:
+    """Return the births without those of containers around a wrong module that passes on a tensor by an attribute.
+
+    Such a tensor cannot be replaced by the reference's, so that code which reads it makes something wrong, too.
+    """
+    holders, structure = set(attributor.isolation.holders), builder.structure
+    if not holders:
+        return births
+    blamed = [builder.module_to_blame(row, attributor.attribute(row)) for row in births]
+    wrong = {(structure.scope[row][:2], name) for row, name in zip(births, blamed, strict=True) if name in holders}
+
+    def reads_it(row: int, name: str) -> bool:
+        return any(
+            place == structure.scope[row][:2]
+            and is_within(holder, name)
+            and any(call.begin < structure.seq[row] for call in _calls_of_module(structure, row, holder))
+            for place, holder in wrong
+        )
+
+    return [row for row, name in zip(births, blamed, strict=True) if not reads_it(row, name)]
+
+
+def _calls_of_module(structure: Structure, row: int, module: str) -> Sequence[CallRows]:
+    """Return the calls of a module in the pass of a row."""
+    return structure.calls_of_module.get((structure.scope[row], module), ())
 
 
 def _all_inside(call: CallRows) -> Iterator[CallRows]:

@@ -36,6 +36,8 @@ class Isolation:
     """Outputs outside the graph, of which no source is inside, either."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By module: other modules whose parameters it uses as well."""
+    holders: Collection[str] = ()
+    """Modules that pass on tensors by their attributes, such as an auxiliary loss: these cannot be replaced."""
 
     def caller(self, call: CallRows) -> str | None:
         _, step, micro = call.scope

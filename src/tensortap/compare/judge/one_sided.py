@@ -12,6 +12,7 @@ from tensortap.compare.judge.counterparts import Counterparts, Pass, pass_of
 from tensortap.compare.judge.detached import DetachedKeys, knows_detached
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import CallsWithoutGradient
+from tensortap.compare.judge.loss_terms import lost_terms
 from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
 from tensortap.compare.matching import Matched
 from tensortap.core.causes import Cause
@@ -43,7 +44,12 @@ def find_missing_in_isolation(
     lost = {key for _, key in alone} | {side.key(row) for row in reshaped}
     missing = [(row, key) for row, key in alone if key.step != unfinished and _is_expected(key, parameters)]
     missing = [(row, key) for row, key in missing if not _lacks_its_value(key, lost)]
-    return _find_ends(matched, structure, isolation, missing)
+    ends = _find_ends(matched, structure, isolation, missing)
+    if not ends:  # code outside the model may leave out a term of the loss that the model returns
+        is_term = lost_terms(matched)
+        terms = [(row, key) for row, key in missing if is_term(row, key)]
+        ends = {row: _missing_finding(matched, row, key, None) for row, key in terms[:1]}
+    return ends
 
 
 def find_calls_without_gradient(matched: Matched, structure: Structure, free: bool = True) -> CallsWithoutGradient:
@@ -70,8 +76,9 @@ def find_missing_gradients(
     """Find where gradients end in two free runs. Keys are the reference's rows.
 
     A gradient counts as missing only if its module ran on both sides and others of its kind came in the same pass.
-    In addition, parameters must lack their gradients, or get wrong ones (`affected` calls). Otherwise the runs may only
-    have been captured or called differently. `parameters` is None if the candidate's are not known.
+    In addition, parameters must lack their gradients, or get wrong ones (`affected` calls), or the gradient must be
+    that of a term of the loss (`loss_terms.py`). Otherwise the runs may only have been captured or called differently.
+    `parameters` is None if the candidate's are not known.
     """
     if not len(matched.alignment.only_reference):
         return {}
@@ -80,8 +87,12 @@ def find_missing_gradients(
     needed = "param_grad" if "param_grad" in structure.kind else "grad_output"
     certain = missing
     if not any(key.kind == needed for _, key in missing):
-        side = matched.reference
-        certain = [(row, key) for row, key in missing if (pass_of(side, row), key.module, key.call) in affected]
+        side, is_term = matched.reference, lost_terms(matched)
+        certain = [
+            (row, key)
+            for row, key in missing
+            if (pass_of(side, row), key.module, key.call) in affected or is_term(row, key)
+        ]
     if not certain:
         return {}
     callers = _CallersInStructure(structure)
@@ -405,7 +416,9 @@ def _end_of(
         if not any(call.of("grad_output") for call in around):
             return None
         detacher = _find_detacher(key, calls, structure, isolation, lost)
-        if detacher is None and _ends_inside(key, structure, calls, missing):
+        if detacher is None and (
+            _ends_inside(key, structure, calls, missing) or _is_returned_without(key, structure, calls, missing)
+        ):
             return None
         return detacher or caller
     if not any(call.of("grad_output") for call in calls):
@@ -414,6 +427,19 @@ def _end_of(
         cutter = isolation.cutter(calls[0], key.path, structure)
         return key.module if cutter is None else cutter
     return key.module
+
+
+def _is_returned_without(
+    key: Key, structure: Structure, calls: Sequence[CallRows], missing: Collection[tuple[object, ...]]
+) -> bool:
+    """Whether the module around returns the same tensor, and gets no gradient for it, either: it ended further on."""
+    tensors = {structure.tensor[r] for call in calls for r in call.of("output") if structure.path[r] == key.path}
+    around = [call.parent for call in calls if call.parent is not None]
+    returned = [each for each in around if any(structure.tensor[r] in tensors for r in each.of("output"))]
+    return any(
+        (each.scope[1], each.scope[2], "backward", each.module, each.number, "grad_output") in missing
+        for each in returned
+    )
 
 
 def _find_detacher(
@@ -447,10 +473,10 @@ def _ends_inside(
         return False
     if any(not is_within(user.module, key.module) for user in _users_of(key, structure, calls)):
         return False
-    place = key[:3]
-    return any(
-        other[:3] == place and other[5] == "grad_output" and is_within(str(other[3]), key.module) for other in missing
-    )
+    place, rows = key[:3], [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
+    same = {maker.module for row in rows for maker, _ in structure.makers.get(structure.tensor[row], ())}
+    lacking = (str(other[3]) for other in missing if other[:3] == place and other[5] == "grad_output")
+    return any(is_within(module, key.module) and module not in same for module in lacking)
 
 
 def _users_of(key: Key, structure: Structure, calls: Sequence[CallRows]) -> list[CallRows]:
