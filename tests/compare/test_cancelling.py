@@ -227,3 +227,29 @@ def test_a_gradient_that_is_zero_in_theory(tmp_path: Path, size: float, status: 
     result = tt.compare(run("a", 6), run("b", 7))
     assert {row["status"] for row in result.rows if row["module"] == "block.key" and "grad" in row["kind"]} == {status}
     assert result.verdict == ("match" if status == "close" else "diverged"), result.sentence
+
+
+class WithLoss(nn.Module):
+    """Returns its loss: the gradient of that single number is larger than the gradient at each of many outputs."""
+
+    def __init__(self, smoothing: float) -> None:
+        super().__init__()
+        self.head, self.smoothing = nn.Linear(16, 50), smoothing
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(x).float(), y, label_smoothing=self.smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_a_loss_cancels_nothing(smoothing: float, tmp_path: Path) -> None:
+    x, y = torch.randn(200, 16, generator=torch.Generator().manual_seed(1)), torch.arange(200) % 50
+    for name in ("reference", "candidate"):
+        torch.manual_seed(0)
+        model = WithLoss(smoothing if name == "candidate" else 0.0)
+        with tt.capture(model, tmp_path / name, keep="tensors", kinds=ALL), torch.autocast("cpu", torch.bfloat16):
+            model(x, y).backward()
+    result = tt.compare(tmp_path / "reference", tmp_path / "candidate")
+    if smoothing:
+        assert result.first is not None and result.first.module == ""
+    else:
+        assert result.verdict == "match"

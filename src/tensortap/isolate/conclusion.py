@@ -23,6 +23,7 @@ from tensortap.compare.judge.one_sided import (
     Parameters,
     find_calls_without_gradient,
     find_extra_gradients,
+    find_lost_term,
     find_missing_gradients,
     find_missing_in_isolation,
 )
@@ -119,6 +120,8 @@ def conclude_live(
         born = isolated_findings(builder, attributor)
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+        if not born and not missing and backward:
+            missing = find_lost_term(matched, parameters)
     if born and not missing:
         unread = find_unread(judgement, pairs, structure, policy, born)
         judgement, born = unread.without(judgement), [each for each in born if each.row not in unread.rows]

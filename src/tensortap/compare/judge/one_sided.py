@@ -22,6 +22,7 @@ __all__ = [
     "Parameters",
     "find_calls_without_gradient",
     "find_extra_gradients",
+    "find_lost_term",
     "find_missing_gradients",
     "find_missing_in_isolation",
     "find_uncertain_modules",
@@ -44,12 +45,23 @@ def find_missing_in_isolation(
     lost = {key for _, key in alone} | {side.key(row) for row in reshaped}
     missing = [(row, key) for row, key in alone if key.step != unfinished and _is_expected(key, parameters)]
     missing = [(row, key) for row, key in missing if not _lacks_its_value(key, lost)]
-    ends = _find_ends(matched, structure, isolation, missing)
-    if not ends:  # code outside the model may leave out a term of the loss that the model returns
-        is_term = lost_terms(matched)
-        terms = [(row, key) for row, key in missing if is_term(row, key)]
-        ends = {row: _missing_finding(matched, row, key, None) for row, key in terms[:1]}
-    return ends
+    return _find_ends(matched, structure, isolation, missing)
+
+
+def find_lost_term(matched: Matched, parameters: Parameters) -> dict[int, Finding]:
+    """Find a term of the loss that the model returns, and that gets no gradient. Keys are the reference's rows.
+
+    Code outside the model may leave it out, so that no gradient ends inside.
+    """
+    side, is_term, unfinished = matched.reference, lost_terms(matched), _unfinished(matched)
+    alone = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
+    lost = {key for _, key in alone}
+    for row, key in alone:
+        if key.step == unfinished or not _is_expected(key, parameters) or _lacks_its_value(key, lost):
+            continue
+        if is_term(row, key):
+            return {row: _missing_finding(matched, row, key, None)}
+    return {}
 
 
 def find_calls_without_gradient(matched: Matched, structure: Structure, free: bool = True) -> CallsWithoutGradient:

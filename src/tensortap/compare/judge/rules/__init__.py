@@ -370,8 +370,11 @@ def _rounding_of_activations(pair: JudgedPair) -> float:
 def _rounding_of_cancelled_gradient(pair: JudgedPair) -> float:
     """A gradient that is sent back may cancel out, as from a norm under a loss that ignores the scale, or to a query
     that a softmax ignores. Its rounding is as large as that of the gradient that came in. It may be zero in theory, as
-    under a softmax over equal values: then nothing else is left."""
-    given = max((pair.evidence.l2[source] for source in pair.sources_of(*GRADIENT_KINDS)), default=0.0)
+    under a softmax over equal values: then nothing else is left. The gradient of a single number, such as a loss, has
+    another size than what is made from it, and cancels nothing."""
+    elements = pair.evidence.pairs.elements
+    sources = [source for source in pair.sources_of(*GRADIENT_KINDS) if elements[source] > 1]
+    given = max((pair.evidence.l2[source] for source in sources), default=0.0)
     times = CANCELLED * given / pair.l2 if 0 < CANCELLED * pair.l2 < given else 0.0
     if not pair.policy.mapped and not pair.l2 < NEGLIGIBLE * given:
         times = min(times, MOST_CANCELLED)

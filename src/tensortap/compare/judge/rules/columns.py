@@ -205,7 +205,9 @@ def no_error(pairs: PairColumns) -> Floats:
 
 
 def rounding_of_cancelled_gradient(pairs: PairColumns) -> Floats:
-    given, l2 = pairs.worst_of(pairs.evidence.pairs.l2[pairs.sources], *GRADIENT_KINDS), pairs.l2
+    known, l2 = pairs.evidence.pairs, pairs.l2
+    sizes = np.where(known.elements[pairs.sources] > 1, known.l2[pairs.sources], 0.0)
+    given = pairs.worst_of(sizes, *GRADIENT_KINDS)
     smaller = (CANCELLED * l2 > 0) & (CANCELLED * l2 < given)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         times = np.where(smaller, CANCELLED * given / l2, 0.0)
