@@ -6,7 +6,6 @@ As those of `conditioning`, these rules are asked only of pairs that no other ru
 
 from __future__ import annotations
 
-from tensortap.compare.judge.rules import ROUNDING_INSIDE
 from tensortap.compare.judge.rules.evidence import JudgedPair
 from tensortap.compare.judge.rules.margins import MOST_ASSUMED, SHORT
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
@@ -16,6 +15,7 @@ __all__ = [
     "CANCELLED_LOSS",
     "KINKS_INSIDE",
     "OWN_SUMS",
+    "SHORT_INSIDE",
     "SHORT_PRODUCT",
     "STATISTICS_INSIDE",
     "UNRECORDED_TERMS",
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 STATISTICS_INSIDE = "rounding of the statistics of norms that only one record of the model covers"
+SHORT_INSIDE = "code whose steps were not recorded computes in a short dtype"
 SHORT_PRODUCT = "rounding of the short dtype in which its product is computed"
 UNRECORDED_TERMS = "rounding of what it sums, which was not recorded"
 UNSEEN_PRODUCT = "rounding of the short dtype in which code multiplies by matrices of modules that it does not call"
@@ -61,7 +62,7 @@ def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
         return ""
     if error <= _kinks_inside(pair):
         return KINKS_INSIDE
-    return ROUNDING_INSIDE if _is_doubtful_inside(pair, error) else ""
+    return SHORT_INSIDE if _is_doubtful_inside(pair, error) else ""
 
 
 def _kinks_inside(pair: JudgedPair) -> float:
