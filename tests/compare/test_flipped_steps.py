@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,15 @@ _RATE = np.float32(1e-3)
 _PLACE = (5, 6, 1)
 
 
+def write_step(path: Path, before: Any, gradient: Any, after: Any) -> Path:
+    seen = [
+        Seen("part", before, "param", path="weight"),
+        Seen("part", gradient, "param_grad", path="weight"),
+        Seen("part", after, "param", path="weight", call=1),
+    ]
+    return write(path, seen)
+
+
 def update(path: Path, sign: float, rate: float = 1.0) -> Path:
     """One step of Adam over a kernel with rows of three elements, one of them with a gradient of rounding alone."""
     before, gradient = values(1, (256, 256, 3)) / 30, values(2, (256, 256, 3))
@@ -22,14 +32,7 @@ def update(path: Path, sign: float, rate: float = 1.0) -> Path:
     gradient *= np.float32(1 + (sign > 0) * 2**-23)
     gradient[_PLACE] = np.float32(sign * 1e-8)
     after = before - np.float32(rate) * _RATE * np.sign(gradient)
-    return write(
-        path,
-        [
-            Seen("conv", before, "param", path="weight"),
-            Seen("conv", gradient, "param_grad", path="weight"),
-            Seen("conv", after, "param", path="weight", call=1),
-        ],
-    )
+    return write_step(path, before, gradient, after)
 
 
 def test_a_short_row_with_a_flipped_step_is_no_divergence(tmp_path: Path) -> None:
@@ -49,14 +52,7 @@ def update_by_sign(path: Path, flipped: int) -> Path:
     moment.reshape(-1)[:flipped] *= -1
     after = before - _RATE * np.sign(moment)
     gradient = gradient * np.float32(1 + bool(flipped) * 2**-23)
-    return write(
-        path,
-        [
-            Seen("linear", before, "param", path="weight"),
-            Seen("linear", gradient, "param_grad", path="weight"),
-            Seen("linear", after, "param", path="weight", call=1),
-        ],
-    )
+    return write_step(path, before, gradient, after)
 
 
 def test_few_steps_by_the_sign_of_a_moment_may_flip(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ class Net(nn.Module):
         return self.head(self.norm(y) * (1 + self.gate.score))
 
 
-def build(*changes: Change) -> nn.Module:
+def build(*changes: Change, of: type[nn.Module] | None = None) -> nn.Module:
     torch.manual_seed(0)
-    model = Net()
+    model = Net() if of is None else of()
     for change in changes:
         change(model)
     return model
@@ -194,14 +194,6 @@ def step_with_terms(model: nn.Module, weight: float) -> None:
         (loss + weight * terms if weight else loss).backward()
 
 
-def with_terms(*changes: Change) -> nn.Module:
-    torch.manual_seed(0)
-    model = WithTerms()
-    for change in changes:
-        change(model)
-    return model
-
-
 _TERMS = [
     ("layers.1.part", with_attribute("layers.1.part", "detaches", True), 1e-3),
     ("", with_attribute("", "detaches", True), 1e-3),
@@ -215,10 +207,10 @@ def test_a_term_of_the_loss_that_is_detached_is_found_in_bfloat16(
     way: str, place: str, change: Change, weight: float, tmp_path: Path
 ) -> None:
     """It moves gradients by less than rounding does; only its own gradient shows it."""
-    keep, model = "summary" if way == "summary" else "tensors", with_terms()
+    keep, model = "summary" if way == "summary" else "tensors", build(of=WithTerms)
     with tt.capture(model, tmp_path / "reference", keep=keep, kinds=FLOWING):
         step_with_terms(model, 1e-3)
-    model = with_terms(change)
+    model = build(change, of=WithTerms)
     if way == "check":
         with tt.check(model, tmp_path / "reference") as watching:
             step_with_terms(model, weight)
