@@ -20,8 +20,11 @@ class TorchGraph:
     def edge(self, tensor: torch.Tensor) -> Edge | None:
         if not tensor.requires_grad:
             return None
-        access = access_build().module()
-        node, slot = torch.autograd.graph.get_gradient_edge(tensor) if access is None else access.gradient_edge(tensor)
+        if (access := access_build().module()) is not None:
+            node, slot = access.gradient_edge(tensor)
+        else:
+            found = torch.autograd.graph.get_gradient_edge(tensor)
+            node, slot = found.node, found.output_nr
         base = base_of(tensor)
         return Edge(node, slot, tuple(tensor.shape), self.edge(base) if base is not None else None)
 
