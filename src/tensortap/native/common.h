@@ -12,17 +12,16 @@
 
 #define MOST_PLAIN 8
 
-#define NAMES(X)                                                                                                       \
-    X(__dict__) X(_free) X(add) X(relation) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                       \
-    X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_base) X(watch_view) X(_register_hook_dict) X(get_device)       \
-    X(grad_fn) X(pop)                                                                                                  \
-    X(_device_readers) X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references)    \
-    X(_size) X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(check) X(clear) X(data_ptr)    \
-    X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input) X(is_contiguous) X(is_cpu)    \
-    X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient)             \
-    X(param_grad) X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release)                  \
-    X(requires_grad) X(shape) X(state) X(summary) X(take) X(untyped_storage) X(values)    \
-    X(version) X(versions)
+#define NAMES(X)                                                                                                      \
+    X(__dict__) X(_free) X(add) X(relation) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish)                   \
+    X(_cuda_getCurrentRawStream) X(_cuda_getDevice) X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id)       \
+    X(_is_view) X(_base) X(watch_view) X(_register_hook_dict) X(get_device) X(grad_fn) X(pop) X(_device_readers)      \
+    X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references) X(_size)             \
+    X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(check) X(clear) X(data_ptr)           \
+    X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input)          \
+    X(is_contiguous) X(is_cpu) X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient) X(param_grad)            \
+    X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release) X(requires_grad) X(shape)     \
+    X(state) X(summary) X(take) X(untyped_storage) X(values) X(version) X(versions)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -41,39 +40,40 @@ static int make_names(void)
 /* --- fields of Python objects ---------------------------------------------------------------------------------------- */
 /* Classes with __slots__, and where in their objects each slot is: reading it there takes a tenth of an attribute's
    time. `configure` fills the table in. */
-#define FIELDS(X)                                                                                                      \
-    X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)             \
-    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(RecordSlot, micro) X(RecordSlot, place)              \
-    X(RecordSlot, in_graph) X(TensorKind, dtype) X(TensorKind, shape)                                                  \
-    X(TensorKind, name) X(TensorKind, elements) X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number)    \
-    X(CopiedTensor, batch) X(CopiedTensor, row) X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather)         \
-    X(Recorder, _host_rows) X(Recorder, _pending) X(Recorder, _seq) X(Recorder, read_order)                            \
-    X(Recorder, compares_gradients) X(Recorder, _in_snapshot) X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call)   \
-    X(PlannedCall, watched) X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs)               \
-    X(PlannedCall, input_slots) X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs)              \
-    X(PlannedEnd, output_slots) X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks)       \
-    X(ModuleCall, autograd) X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain)       \
-    X(Template, arguments) X(Template, text) X(Site, name) X(HookGuard, listening) X(HookGuard, lock)                  \
-    X(HookGuard, seconds) X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number)          \
-    X(SlotPlacement, shape)
-#define CLASSES(X)                                                                                                     \
-    X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)     \
+#define FIELDS(X)                                                                                                     \
+    X(RecordSlot, used) X(RecordSlot, likely) X(RecordSlot, keep) X(RecordSlot, phase) X(RecordSlot, kind)            \
+    X(RecordSlot, site) X(RecordSlot, path) X(RecordSlot, read) X(RecordSlot, micro) X(RecordSlot, place)             \
+    X(RecordSlot, in_graph) X(TensorKind, dtype) X(TensorKind, shape) X(TensorKind, name) X(TensorKind, elements)     \
+    X(TensorKind, nbytes) X(TensorKind, layout) X(CopiedTensor, number) X(CopiedTensor, batch) X(CopiedTensor, row)   \
+    X(CopiedTensor, kind) X(Recorder, placer) X(Recorder, _gather) X(Recorder, _host_rows) X(Recorder, _pending)      \
+    X(Recorder, _seq) X(Recorder, read_order) X(Recorder, compares_gradients) X(Recorder, _in_snapshot)               \
+    X(HostRows, step) X(HostRows, entries) X(PlannedCall, site) X(PlannedCall, call) X(PlannedCall, watched)          \
+    X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs) X(PlannedCall, input_slots)          \
+    X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs) X(PlannedEnd, output_slots)             \
+    X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks) X(ModuleCall, autograd)          \
+    X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain) X(Template, arguments)       \
+    X(Template, text) X(Site, name) X(HookGuard, listening) X(HookGuard, lock) X(HookGuard, seconds)                  \
+    X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number) X(SlotPlacement, shape)
+#define CLASSES(X)                                                                                                    \
+    X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)    \
     X(Template) X(Site) X(NoGradient) X(SummaryBatch) X(HookGuard) X(Placer) X(SlotPlacement)
 
 /* The same for reads on a device; `configure_device` fills them in. */
-#define DEVICE_FIELDS(X)                                                                                               \
-    X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream) X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last)        \
-    X(Lane, _most) X(Lane, _most_waiting) X(Lane, _partials_at) X(Lane, _pending) X(Lane, _seen) X(Lane, _together)     \
-    X(Lane, _used) X(Lane, _waiting) X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch)          \
-    X(BatchRead, _memory) X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights) X(PreparedLaunch, packed) X(PieceCounters, _now) X(PieceCounters, _next) X(PieceCounters, _sure)      \
-    X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                        \
-    X(WaitingTensor, kind) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)              \
-    X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed) X(ReadSlot, later_until) \
-    X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step) X(ReadOrder, snapshot) X(PendingRows, device_reader)                  \
-    X(PendingRows, entries)
-#define DEVICE_CLASSES(X)                                                                                              \
-    X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(PreparedLaunch) X(PieceCounters) X(CudaTicket) X(WaitingTensor) X(ReadSlot) X(ReadOrder)            \
-    X(PendingRows)
+#define DEVICE_FIELDS(X)                                                                                              \
+    X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream)             \
+    X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last) X(Lane, _most) X(Lane, _most_waiting)                 \
+    X(Lane, _partials_at) X(Lane, _pending) X(Lane, _seen) X(Lane, _together) X(Lane, _used) X(Lane, _waiting)        \
+    X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch) X(BatchRead, _memory)                    \
+    X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights)                           \
+    X(PreparedLaunch, packed) X(PieceCounters, _now) X(PieceCounters, _next) X(PieceCounters, _sure)                  \
+    X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                       \
+    X(WaitingTensor, kind) X(WaitingTensor, address) X(WaitingTensor, version) X(WaitingTensor, came)                 \
+    X(WaitingTensor, last) X(WaitingTensor, due) X(WaitingTensor, bound) X(WaitingTensor, base) X(ReadSlot, changed)  \
+    X(ReadSlot, later_until) X(ReadSlot, safe_delay) X(ReadOrder, _recorded) X(ReadOrder, _step)                      \
+    X(ReadOrder, snapshot) X(PendingRows, device_reader) X(PendingRows, entries)
+#define DEVICE_CLASSES(X)                                                                                             \
+    X(CudaReader) X(Lane) X(Batch) X(BatchRead) X(PreparedLaunch) X(PieceCounters) X(CudaTicket) X(WaitingTensor)     \
+    X(ReadSlot) X(ReadOrder) X(PendingRows)
 
 #define DECLARE_FIELD(cls, field) static Py_ssize_t cls##_##field;
 FIELDS(DECLARE_FIELD)
