@@ -57,7 +57,7 @@ def test_both_ways_find_the_same_nodes(inputs: str, monkeypatch: pytest.MonkeyPa
     outputs = module(*leaves)
     found = framework.consumers(outputs, edges, mark)
     assert not framework.consumers(outputs, edges, framework.mark() + 10**6), "all nodes are older than that"
-    monkeypatch.setattr(access_build(), "module", lambda: None)
+    monkeypatch.setattr(access_build(), "loaded", None)
     assert [framework.edge(leaf) for leaf in leaves] == edges
     expected_nodes = framework.consumers(outputs, edges, mark)
     assert len(found) >= (2 if inputs == "one tensor" else 5)

@@ -53,7 +53,8 @@ class BackgroundBuild:
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
-        self._module: ModuleType | None = None
+        self.loaded: ModuleType | None = None
+        """The module, if `module` has found it. Code that runs often reads this: looking for it takes system calls."""
         self._target: Path | None = None
         """The file that is being built."""
         self._started = 0.0
@@ -70,7 +71,7 @@ class BackgroundBuild:
             except _ERRORS as error:
                 _log.debug("%s is not used: %s", Path(self._extension.source).name, error)
                 self.pending = False
-        return self._module
+        return self.loaded
 
     def build_now(self) -> None:
         """Build the module, if it is missing, and wait for it."""
@@ -86,7 +87,7 @@ class BackgroundBuild:
         found = _find(self._extension) if self._target is None else self._target
         if found is not None and found.is_file():
             self.pending = False
-            self._module = _import(found)
+            self.loaded = _import(found)
         elif self._target is not None:
             self.pending = time.monotonic() - self._started < LONGEST
         elif not is_available(self._extension) or _free_memory() < _NEEDED:

@@ -20,7 +20,7 @@ class TorchGraph:
     def edge(self, tensor: torch.Tensor) -> Edge | None:
         if not tensor.requires_grad:
             return None
-        if (access := access_build().module()) is not None:
+        if (access := access_build().loaded) is not None:  # each recorded step looks for it
             node, slot = access.gradient_edge(tensor)
         else:
             found = torch.autograd.graph.get_gradient_edge(tensor)
@@ -29,7 +29,7 @@ class TorchGraph:
         return Edge(node, slot, tuple(tensor.shape), self.edge(base) if base is not None else None)
 
     def consumers(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
-        if (access := access_build().module()) is None:
+        if (access := access_build().loaded) is None:
             return self._search(outputs, edges, mark)
         bases = [(edge.base.node, edge.base.slot, at, False) for at, edge in enumerate(edges) if edge.base is not None]
         wanted = bases + [(edge.node, edge.slot, at, True) for at, edge in enumerate(edges)]
