@@ -130,7 +130,7 @@ def carefully(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             changed.setattr(PlannedWatcher, "uses_plans", False)
             changed.setattr(TemplateOpener, "_learned", lambda self, value, opened: opened)
             changed.setattr(recorder.Recorder, "take", lambda *_: False)
-            changed.setattr(recorder, "MOST_COPIED", -1)
+            changed.setattr(recorder, "MOST_READ", -1)
             changed.setattr(native_classes, "load", lambda: None)
             yield
 

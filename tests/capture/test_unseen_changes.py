@@ -11,6 +11,7 @@ from torch import nn
 
 import tensortap as tt
 from support.tapping import coverage, values
+from tensortap.capture import native_classes
 
 
 def test_an_optimizer_that_counts_no_version(tmp_path: Path) -> None:
@@ -55,6 +56,46 @@ def test_an_input_buffer_that_is_filled_anew(run_path: Path) -> None:
             model(torch.from_numpy(buffer))
             tap.step()
     assert [r.summary.l1 for r in tt.open(run_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_large_tensors_are_read_once_and_again_if_they_change(
+    run_path: Path, portable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that are too large to be copied: an alias is recognised, a change without a version is noticed, and a
+    gradient that is clipped before the optimizer's step is recorded again."""
+    if portable:
+        monkeypatch.setattr(native_classes, "load", lambda: None)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.same, self.b = nn.Linear(256, 256), nn.Identity(), nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.same(self.a(x))
+            y.data.mul_(2)
+            return self.b(y)
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tt.capture(model, run_path, optimizer=optimizer, kinds=("input", "output", "param_grad", "step_grad")):
+        for step in range(4):
+            model(torch.randn(300, 256)).square().mean().backward()
+            if step == 3:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    run = tt.open(run_path)
+    for step in range(4):
+        of = {(r.key.module, r.key.kind): r for r in run.records(step=step) if r.key.path in ("0", "weight")}
+        made, passed, taken = of["a", "output"], of["same", "output"], of["b", "input"]
+        assert made.tensor == passed.tensor != taken.tensor
+        assert taken.summary.l2 == pytest.approx(2 * made.summary.l2)
+        assert taken.summary.digest != made.summary.digest
+        assert (("a", "step_grad") in of) == (step == 3), "a gradient is recorded twice if it changed"
+        if step == 3:
+            assert of["a", "step_grad"].summary.l2 < of["a", "param_grad"].summary.l2
 
 
 def test_a_view_that_backward_never_reached_has_no_gradient(run_path: Path) -> None:

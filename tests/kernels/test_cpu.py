@@ -89,6 +89,30 @@ def test_every_value_of_a_small_dtype(name: str) -> None:
             assert found.edge or found.mean == known, hex(i)  # the edge of the range is left out of the moments
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int16"])
+def test_rows_that_differ_from_their_neighbours(name: str) -> None:
+    """Rows are added four at a time, unless one of the four is not ordinary or far from zero."""
+    rows = random_values(name, (23, 1024))
+    floats = dtypes.numpy_dtype(name).kind != "i"
+    rows[1] = 7
+    rows[6] = rows[6] + np.asarray(1000).astype(rows.dtype)
+    rows[9] = 0
+    if floats:
+        rows[12, 500], rows[17, 3], rows[20, 1023] = np.nan, -np.inf, 3e38 if name != "float64" else 1e308
+    for first in range(5):
+        for last in (23, 22, 14):
+            assert_matches(rows[first:last])
+    assert_matches(rows[2:].reshape(-1)[:-5])
+    assert_matches(np.full((9, 1024), 3).astype(rows.dtype))
+
+
+def test_a_variance_far_below_the_mean_keeps_its_digits() -> None:
+    noise = np.random.default_rng(2).standard_normal((16, 1024))
+    for mean in (1.0, 30.0, 1000.0, 1e6):
+        assert_matches((noise + mean).astype(np.float32))
+        assert_matches(noise + mean / 10)
+
+
 def test_empty_and_scalar() -> None:
     for name in dtypes.NAMES:
         dtype = dtypes.numpy_dtype(name)

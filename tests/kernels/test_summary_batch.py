@@ -1,4 +1,4 @@
-"""Small arrays that are summarised together have the summaries that each has alone, bit for bit."""
+"""Arrays that are summarised together have the summaries that each has alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tensortap.core import dtypes, statistics
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.batch import MOST_COPIED, SummaryBatch, layout_address
 
-SIZES = (1, 2, 7, 8, 63, 64, 65, 200, 256, 1000, 1023, 1024, 1025, 3000, 4096)
+SIZES = (1, 2, 7, 8, 63, 64, 65, 200, 256, 1000, 1023, 1024, 1025, 3000, 4096, 40_000, 600_001)
+"""The largest ones are read instead of copied, the last one in three chunks."""
 
 
 def arrays(name: str) -> Iterator[npt.NDArray[np.generic]]:
@@ -20,8 +21,6 @@ def arrays(name: str) -> Iterator[npt.NDArray[np.generic]]:
     dtype = dtypes.numpy_dtype(name)
     random = np.random.default_rng(7)
     for size in SIZES:
-        if size * dtype.itemsize > MOST_COPIED:
-            continue
         values = random.standard_normal(size) * 100
         if dtype.kind in "fV" and size > 60:
             values[[3, 5, 9, 11]] = np.nan, np.inf, -np.inf, 3e38
@@ -59,6 +58,20 @@ def test_a_copy_is_recognised_by_every_byte() -> None:
         assert not batch.is_copy(row, array.ctypes.data)
         array.view(np.uint32)[place] ^= 1
     assert batch.is_copy(row, array.ctypes.data)
+
+
+def test_an_array_that_was_read_is_recognised_by_a_few_elements_and_by_its_digest() -> None:
+    array = np.random.default_rng(1).standard_normal(300_000).astype(np.float32)
+    batch, layout = SummaryBatch(), layout_address(array.dtype)
+    assert layout is not None
+    row = batch.add(array.ctypes.data, array.size, array.nbytes, layout)
+    assert row is not None and batch.is_copy(row, array.ctypes.data)
+    assert batch.digest(row) == summarize(array).digest
+    array *= 1.5
+    assert not batch.is_copy(row, array.ctypes.data)
+    again = batch.add(array.ctypes.data, array.size, array.nbytes, layout)
+    assert again == row + 1 and batch.digest(again) == summarize(array).digest != batch.digest(row)
+    assert list(batch.columns()["digest"]) == [batch.digest(row), batch.digest(again)]
 
 
 def test_a_full_batch_takes_nothing_more() -> None:

@@ -1,7 +1,8 @@
-"""Rows of the index for small tensors in host memory, from their copies to their summaries.
+"""Rows of the index for plain tensors in host memory, from their copies to their summaries.
 
-A tensor is copied when it comes, once however often the step shows it. The thread that writes the index summarises all
-copies of a step together, and makes the columns of their rows: nothing of that delays the step.
+A small tensor is copied when it comes, and a large one read, once however often the step shows it. The thread that
+writes the index summarises all copies of a step together, and makes the columns of the rows: nothing of that delays the
+step.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tensortap.capture.slots import RecordSlot
 from tensortap.frameworks.base import HostMemory
 from tensortap.frameworks.device_reader import TokenHold
 from tensortap.frameworks.tensor_kind import TensorKind
-from tensortap.kernels.summary.batch import MOST_ROWS, SummaryBatch
+from tensortap.kernels.summary.batch import MOST_COPIED, MOST_ROWS, READ_LIMITS, SummaryBatch
 
-__all__ = ["CopiedTensor", "HostRows", "RowEntries", "TensorCopies", "is_copy", "new_copies", "new_entries"]
+__all__ = ["CopiedTensor", "HostRows", "RowEntries", "TensorCopies", "new_copies", "new_entries", "take_changed"]
 
 _MOST_GATHERED = 2
 """Batches of a step that may wait for later steps: each of them holds a megabyte of copies."""
@@ -30,7 +31,7 @@ _MOST_KNOWN = 100_000
 
 
 class CopiedTensor:
-    """A tensor of this step, by its copy."""
+    """A tensor of this step, by its copy, or by the record of a large one."""
 
     __slots__ = ("batch", "kind", "number", "row")
 
@@ -42,7 +43,7 @@ class CopiedTensor:
 
 
 class TensorCopies:
-    """Copies tensors of at most MOST_COPIED bytes, and recognises those that the step has shown before."""
+    """Copies or reads tensors of at most MOST_READ elements, and recognises those that the step has shown before."""
 
     def __init__(self, hold: TokenHold, numbers: Iterator[int]) -> None:
         self._numbers = numbers
@@ -75,6 +76,10 @@ class TensorCopies:
     def finish_batch(self) -> None:
         """Add nothing to the newest batch from now on: its summaries are computed on another thread."""
         self._batch = None
+
+    def forget_one(self, memory: HostMemory) -> None:
+        """Do not recognise this tensor: a few elements of a large one may not show that its memory was reused."""
+        self._known.pop(memory[2], None)
 
     def forget(self) -> None:
         """Recognise no tensor from before: one that outlives its step may change unseen."""
@@ -170,7 +175,7 @@ def new_copies(hold: TokenHold, numbers: Iterator[int], quick: bool) -> TensorCo
     """Return what copies small tensors. `quick` asks for the one in C."""
     if not quick or (native := native_classes.load()) is None:
         return TensorCopies(hold, numbers)
-    return cast(TensorCopies, native.Copies(hold, numbers, MOST_ROWS, _MOST_KNOWN))
+    return cast(TensorCopies, native.Copies(hold, numbers, MOST_ROWS, _MOST_KNOWN, *READ_LIMITS))
 
 
 def new_entries(copies: TensorCopies) -> RowEntries:
@@ -182,8 +187,13 @@ def new_entries(copies: TensorCopies) -> RowEntries:
     return cast(RowEntries, native.Entries())
 
 
-def is_copy(copied: CopiedTensor, memory: HostMemory) -> bool:
-    """Return whether a tensor has the same elements as one that was copied."""
+def take_changed(copies: TensorCopies, tensor: Any, memory: HostMemory, before: CopiedTensor) -> CopiedTensor | None:
+    """Return the copy of a tensor; None if it has the same elements as one that was copied before."""
     kind, address, _ = memory
-    same_kind = kind.name == copied.kind.name and kind.shape == copied.kind.shape
-    return same_kind and copied.batch.is_copy(copied.row, address)
+    same_kind = kind.name == before.kind.name and kind.shape == before.kind.shape
+    if kind.nbytes <= MOST_COPIED:
+        same = same_kind and before.batch.is_copy(before.row, address)
+        return None if same else copies.take(tensor, memory, False)
+    found = copies.take(tensor, memory, True)
+    same = same_kind and found.batch.digest(found.row) == before.batch.digest(before.row)
+    return None if same else found

@@ -15,7 +15,7 @@ from tensortap.capture import native_classes
 from tensortap.capture.alarm import Alarm
 from tensortap.capture.deferred.pending import PendingRows, SecondRead
 from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot, SnapshotRead
-from tensortap.capture.host_rows import CopiedTensor, HostRows, is_copy, new_copies, new_entries
+from tensortap.capture.host_rows import CopiedTensor, HostRows, new_copies, new_entries, take_changed
 from tensortap.capture.placer import Placer
 from tensortap.capture.repeated_columns import RepeatedColumns
 from tensortap.capture.seen_tensors import SeenTensor, SeenTensors
@@ -28,7 +28,7 @@ from tensortap.core.records import Location, Record
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.device_reader import DeferralBound, DeviceReader, SlotPlacement
 from tensortap.kernels import summarize
-from tensortap.kernels.summary.batch import MOST_COPIED
+from tensortap.kernels.summary.batch import MOST_COPIED, MOST_READ
 from tensortap.kernels.summary.probe import probe
 from tensortap.store.format import RING_PREFIX
 from tensortap.store.writer.rank_writer import RankWriter
@@ -127,7 +127,7 @@ class Recorder:
         return self._seq
 
     def take(self, tensor: Any, slot: RecordSlot, step: int) -> bool:
-        """Record a tensor the quick way, if it has one: a small tensor in host memory, or one whose read may wait.
+        """Record a tensor the quick way, if it has one: a plain tensor in host memory, or one whose read may wait.
 
         This runs first for every tensor between the calls of a model, and for most it is all that runs. If it returns
         False, the caller records the tensor now.
@@ -139,8 +139,8 @@ class Recorder:
             memory = self._framework.host_memory(tensor, slot.likely)
             if memory is None and (gathered := self._framework.gathered(tensor, MOST_COPIED)) is not None:
                 memory = gathered[1]
-            small = memory is not None and memory[0].nbytes <= MOST_COPIED
-            if memory is not None and small and self._framework.device_reader(tensor) is None:
+            fits = memory is not None and memory[0].elements <= MOST_READ
+            if memory is not None and fits and self._framework.device_reader(tensor) is None:
                 slot.likely = memory[0]
                 # Parameters and buffers are read every time: fused optimizers, for example, do not count versions.
                 copied = self._copies.take(tensor, memory, slot.phase != "state")
@@ -174,7 +174,7 @@ class Recorder:
         native = native_classes.load()
         if native is None or not isinstance(self._copies, native.Copies):
             return self.take
-        most = MOST_COPIED, _MOST_PENDING
+        most = MOST_READ, _MOST_PENDING
         return cast(Callable[[Any, RecordSlot, int], bool], native.Taker(self, self._framework, self._copies, *most))
 
     def record(self, tensor: Any, slot: RecordSlot, step: int) -> None:
@@ -227,9 +227,11 @@ class Recorder:
     ) -> None:
         quick = slot.keep == "summary" and self._copies_small and self.placer is None
         memory = self._framework.host_memory(tensor) if quick else None
-        if memory is not None and memory[0].nbytes <= MOST_COPIED:
-            if not (isinstance(gradient, CopiedTensor) and is_copy(gradient, memory)):
+        if memory is not None and memory[0].elements <= MOST_READ:
+            if not isinstance(gradient, CopiedTensor):
                 self._append_copy(slot, self._copies.take(tensor, memory, False), step)
+            elif (changed := take_changed(self._copies, tensor, memory, gradient)) is not None:
+                self._append_copy(slot, changed, step)
             return
         array = self._framework.host(tensor)
         if isinstance(gradient, SeenTensor) and gradient.placement == placement:
@@ -508,8 +510,11 @@ class Recorder:
             if token is not None and self._pending is not None:
                 for each in (token, *(() if self._places is None else self._places.tokens(token))):
                     self._pending.entries.forget(each)
-        elif (identity := self._framework.identity(tensor)) is not None:
-            self._known.forget(identity)  # copies of small tensors are compared byte by byte
+        else:
+            if (memory := self._framework.host_memory(tensor)) is not None:
+                self._copies.forget_one(memory)
+            if (identity := self._framework.identity(tensor)) is not None:
+                self._known.forget(identity)
 
     def code_changed(self) -> None:
         """Try anew which reads can be deferred: other compiled code uses memory in another way."""

@@ -1,4 +1,4 @@
-/* The rows of a step, and the copies of its small tensors: `RowEntries` and `TensorCopies` of `capture.host_rows`. */
+/* The rows of a step, and the copies of its tensors: `RowEntries` and `TensorCopies` of `capture.host_rows`. */
 
 #pragma once
 
@@ -137,7 +137,8 @@ static PyType_Spec entries_spec = {"tensortap.native.Entries", sizeof(Entries), 
 
 
 /* --- copies ---------------------------------------------------------------------------------------------------------- */
-enum { ITEM = 7, ALIGNED = 64, FIRST_TABLE = 1024 }; /* ITEM and ALIGNED: see kernels.summary.rows and .batch */
+enum { ITEM = 8, PROBE_COUNT = 64, PROBE_BYTES = 512, ALIGNED = 64 }; /* see kernels.summary.items and .batch */
+enum { FIRST_TABLE = 1024 };
 
 typedef struct {
     int64_t kind, version, storage, address; /* the identity token; storage is 0 in an empty place */
@@ -153,6 +154,7 @@ typedef struct {
     Copy *table; /* open addressing */
     size_t room, count;
     long long most_rows, most_known;
+    long long most_copied, chunk, record; /* `READ_LIMITS` of kernels.summary.batch */
 } Copies;
 
 static PyTypeObject *CopiesType;
@@ -235,9 +237,44 @@ static int forget(Copies *self)
     return free_storages(self->references, self->held);
 }
 
-/* Copy a tensor, or find its copy. `found` has its token, and `source` is where its elements are. `remembered` as in
+/* Return the offset of an element that shows whether an array has changed, as `items._probed` does. */
+static int64_t sampled_at(int64_t part, const int64_t *item)
+{
+    int64_t step = item[1] / PROBE_COUNT;
+    return (part * step + part * 0x9E3779B1 % step) * item[3];
+}
+
+/* Return whether the elements at `source` are those of an item; if it was read, whether a few of them are. */
+static int is_item(const int64_t *item, const char *source)
+{
+    const char *kept = (const char *)(intptr_t)item[0];
+    if (!item[7]) {
+        return !memcmp(source, kept, (size_t)item[2]);
+    }
+    for (int64_t part = 0; part < PROBE_COUNT; part++) {
+        if (memcmp(source + sampled_at(part, item), kept + part * item[3], (size_t)item[3])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Read the chunks of the array that an item describes. Python runs meanwhile, so `self` may be another afterwards. */
+static int read_item(int64_t *item, const char *source, const Copy *found)
+{
+    for (int64_t part = 0; part < PROBE_COUNT; part++) {
+        memcpy((char *)(intptr_t)item[0] + part * item[3], source + sampled_at(part, item), (size_t)item[3]);
+    }
+    Py_INCREF(found->batch);
+    int failed = effect(PyObject_CallMethod(found->batch, "read", "LL", (long long)found->row,
+                                            (long long)(intptr_t)source));
+    Py_DECREF(found->batch);
+    return failed;
+}
+
+/* Copy or read a tensor, or find its copy. `found` has its token, and `source` is where its elements are. `remembered` as in
    `TensorCopies.take`. */
-static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const void *source, Copy *found, int remembered)
+static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const char *source, Copy *found, int remembered)
 {
     size_t place = 0;
     if (remembered) {
@@ -247,8 +284,7 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const void
         place = place_of(self, found);
         const Copy *known = &self->table[place];
         if (known->storage) {
-            const int64_t *item = (const int64_t *)(intptr_t)known->items + known->row * ITEM;
-            if (!memcmp(source, (const void *)(intptr_t)item[0], (size_t)item[2])) {
+            if (is_item((const int64_t *)(intptr_t)known->items + known->row * ITEM, source)) {
                 *found = *known;
                 return 0;
             }
@@ -266,10 +302,12 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const void
     if (PyErr_Occurred()) {
         return -1;
     }
-    if ((self->batch == NULL || self->size == self->most_rows || self->next + nbytes > self->end) && new_batch(self)) {
+    long long chunks = nbytes > self->most_copied ? (elements + self->chunk - 1) / self->chunk : 0;
+    long long room = chunks ? PROBE_BYTES + chunks * self->record : nbytes;
+    if ((self->batch == NULL || self->size == self->most_rows || self->next + room > self->end) && new_batch(self)) {
         return -1;
     }
-    if (self->next + nbytes > self->end) {
+    if (self->next + room > self->end) {
         PyErr_SetString(PyExc_ValueError, "a new batch has room for the largest copy");
         return -1;
     }
@@ -284,12 +322,19 @@ static int copy_tensor(Copies *self, PyObject *kind, PyObject *owner, const void
     item[1] = elements;
     item[2] = nbytes;
     memcpy(item + 3, (const void *)(intptr_t)layout, 4 * sizeof(int64_t));
-    memcpy((void *)(intptr_t)self->next, source, (size_t)nbytes);
+    item[7] = chunks;
     found->batch = self->batch;
     found->items = self->items;
     found->row = self->size++;
-    self->next += (nbytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+    self->next += (room + ALIGNED - 1) / ALIGNED * ALIGNED;
+    if (!chunks) {
+        memcpy((void *)(intptr_t)item[0], source, (size_t)nbytes);
+    }
+    else if (read_item(item, source, found)) {
+        return -1;
+    }
     if (remembered) {
+        place = place_of(self, found);
         if (hold_storage(self->references, owner)) {
             return -1;
         }
@@ -327,8 +372,29 @@ static PyObject *Copies_take(Copies *self, PyObject *args)
         copy.storage = storage_at;
         copy.address = identity; /* elements that are not neighbours were gathered elsewhere */
     }
-    int failed = copy_tensor(self, kind, tensor, (const void *)(intptr_t)address, &copy, remembered);
+    int failed = copy_tensor(self, kind, tensor, (const char *)(intptr_t)address, &copy, remembered);
     return failed ? NULL : as_copied_tensor(kind, &copy);
+}
+
+static PyObject *Copies_forget_one(Copies *self, PyObject *args)
+{
+    PyObject *kind, *token, *same;
+    Copy copy = {0};
+    long long address, version, storage_at, identity;
+    if (!PyArg_ParseTuple(args, "(O!LO)", TensorKind, &kind, &address, &token)) {
+        return NULL;
+    }
+    if (token != Py_None) {
+        if (!PyArg_ParseTuple(token, "OLLL", &same, &version, &storage_at, &identity)) {
+            return NULL;
+        }
+        copy.kind = (int64_t)(intptr_t)kind;
+        copy.version = version;
+        copy.storage = storage_at;
+        copy.address = identity;
+        self->table[place_of(self, &copy)].kind = 0; /* no tensor's; its place stays taken, for those behind it */
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *Copies_finish_batch(Copies *self, PyObject *unused)
@@ -350,7 +416,8 @@ static PyObject *Copies_forget(Copies *self, PyObject *unused)
 static int Copies_init(Copies *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *held, *numbers;
-    if (!PyArg_ParseTuple(args, "OOLL", &held, &numbers, &self->most_rows, &self->most_known)) {
+    if (!PyArg_ParseTuple(args, "OOLLLLL", &held, &numbers, &self->most_rows, &self->most_known, &self->most_copied,
+                          &self->chunk, &self->record)) {
         return -1;
     }
     if (self->held != NULL || !PyIter_Check(numbers)) {
@@ -400,10 +467,12 @@ static PyMethodDef copies_methods[] = {
     {"take", (PyCFunction)Copies_take, METH_VARARGS, "Return the copy of a tensor."},
     {"finish_batch", (PyCFunction)Copies_finish_batch, METH_NOARGS, "Add nothing to the newest batch from now on."},
     {"forget", (PyCFunction)Copies_forget, METH_NOARGS, "Recognise no tensor from before."},
+    {"forget_one", (PyCFunction)Copies_forget_one, METH_VARARGS, "Do not recognise this tensor."},
     {NULL},
 };
 static PyType_Slot copies_slots[] = {
-    {Py_tp_doc, "Copies(hold, numbers, most_rows, most_known)\n--\n\nThe copies of a step, as `TensorCopies` has them."},
+    {Py_tp_doc, "Copies(hold, numbers, most_rows, most_known, most_copied, chunk, record)\n--\n\n"
+                "The copies of a step, as `TensorCopies` has them."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Copies_init},
     {Py_tp_methods, copies_methods},

@@ -1,4 +1,4 @@
-/* `Recorder.take`, for small tensors in host memory and for those on a device whose read may wait. */
+/* `Recorder.take`, for plain tensors in host memory and for those on a device whose read may wait. */
 
 #pragma once
 
@@ -10,7 +10,7 @@ typedef struct {
     PyObject *recorder, *careful, *device_readers;
     Copies *copies;
     Plain plain;
-    long long most_copied, most_pending;
+    long long most_read, most_pending;
 } Taker;
 
 static PyTypeObject *TakerType;
@@ -67,7 +67,7 @@ static int read_token(PyObject *tensor, PyObject *kind, Copy *copy)
     return copy->storage != 0;
 }
 
-/* Copy a small tensor in host memory, of the same kind as the one before in this slot. */
+/* Copy or read a tensor in host memory, of the same kind as the one before in this slot. */
 static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *step)
 {
     Copy copy = {0};
@@ -83,11 +83,11 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (result < 1) {
         return result;
     }
-    long long nbytes, layout;
-    if (get_count(GET(TensorKind, kind, nbytes), &nbytes) || get_count(GET(TensorKind, kind, layout), &layout)) {
+    long long elements, layout;
+    if (get_count(GET(TensorKind, kind, elements), &elements) || get_count(GET(TensorKind, kind, layout), &layout)) {
         return -1;
     }
-    if (nbytes > self->most_copied || !layout) { /* the kind of a tensor on a device has no layout */
+    if (elements > self->most_read || !layout) { /* the kind of a tensor on a device has no layout */
         return 0;
     }
     Py_INCREF(kind);
@@ -99,7 +99,7 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (result == 1) {
         int state = is_equal(GET(RecordSlot, slot, phase), s_state);
         int gradient = is_equal(GET(RecordSlot, slot, kind), s_param_grad);
-        const void *source = (const void *)(intptr_t)copy.address;
+        const char *source = (const char *)(intptr_t)copy.address;
         result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, tensor, source, &copy, !state) ? -1 : 1;
         if (result == 1 && gradient && GET(Recorder, self->recorder, compares_gradients) == Py_True) {
             PyObject *copied = as_copied_tensor(kind, &copy);
@@ -148,7 +148,7 @@ static PyObject *Taker_call(Taker *self, PyObject *args, PyObject *kwargs)
 static int Taker_init(Taker *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *recorder, *framework, *copies;
-    if (!PyArg_ParseTuple(args, "O!OO!LL", Recorder, &recorder, &framework, CopiesType, &copies, &self->most_copied,
+    if (!PyArg_ParseTuple(args, "O!OO!LL", Recorder, &recorder, &framework, CopiesType, &copies, &self->most_read,
                           &self->most_pending)) {
         return -1;
     }
@@ -196,7 +196,7 @@ static void Taker_dealloc(Taker *self)
 }
 
 static PyType_Slot taker_slots[] = {
-    {Py_tp_doc, "Taker(recorder, framework, copies, most_copied, most_pending)\n--\n\n"
+    {Py_tp_doc, "Taker(recorder, framework, copies, most_read, most_pending)\n--\n\n"
                 "Records a tensor the quick way, as `Recorder.take` does."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Taker_init},

@@ -1,8 +1,8 @@
-"""Summaries of many small arrays: each is copied when it comes, and all are summarised later in one call.
+"""Summaries of many arrays: small ones are copied when they come, large ones are read, and all are completed later.
 
 For an array of a few kilobytes, calling and returning takes longer than the summary itself. A copy takes half a
-microsecond, and another thread may summarise it while the program goes on and changes the array. The results are those
-of `cpu.summarize`, bit for bit.
+microsecond, and another thread may summarise it while the program goes on and changes the array. The record of a large
+array is kept until then. The results are those of `cpu.summarize`, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy.typing as npt
 from numba import types
 
 from tensortap.kernels.compiling import announced, load
-from tensortap.kernels.summary import cpu, reference, rows
+from tensortap.kernels.summary import cpu, items, reference, rows
 
-__all__ = ["MOST_COPIED", "MOST_ROWS", "SummaryBatch", "layout_address"]
+__all__ = ["MOST_COPIED", "MOST_READ", "MOST_ROWS", "READ_LIMITS", "SummaryBatch", "layout_address"]
 
 MOST_COPIED = 32 << 10
 """Bytes of the largest array that is copied."""
+MOST_READ = 64 << 20
+"""Elements of the largest array that is read; its records take half of the room of a batch."""
 MOST_ROWS = 512
 """Arrays of a batch."""
 _ROOM = 1 << 20
@@ -35,7 +37,7 @@ class SummaryBatch:
 
     def __init__(self) -> None:
         _prepare()
-        self._items = np.empty((MOST_ROWS, rows.ITEM), np.int64)
+        self._items = np.empty((MOST_ROWS, items.ITEM), np.int64)
         self._items_at: int = self._items.ctypes.data
         self._copies = np.empty(_ROOM + _ALIGNED, np.uint8)
         self._next: int = _aligned(self._copies.ctypes.data)
@@ -48,21 +50,39 @@ class SummaryBatch:
         return self._size
 
     def add(self, address: int, elements: int, nbytes: int, layout: int) -> int | None:
-        """Copy an array that is not empty, and return its row; None if there is no room.
+        """Copy or read an array that is not empty, and return its row; None if there is no room.
 
-        `nbytes` is at most MOST_COPIED, `layout` is from `layout_address`.
+        It has at most MOST_READ elements; `layout` is from `layout_address`.
         """
         row, at = self._size, self._next
-        if row == MOST_ROWS or at + nbytes > self._end:
+        chunks = cpu.chunks_of(elements) if nbytes > MOST_COPIED else 0
+        room = items.PROBE_BYTES + chunks * _RECORD_BYTES if chunks else nbytes
+        if row == MOST_ROWS or at + room > self._end:
             return None
-        rows.copy_in(address, elements, layout, self._items_at + row * _ITEM_BYTES, at)
-        self._next = at + nbytes + -nbytes % _ALIGNED
+        self._next = at + room + -room % _ALIGNED
         self._size = row + 1
+        item = self._items_at + row * _ITEM_BYTES
+        if chunks:
+            items.read_in(address, elements, layout, item, at, chunks)
+            self.read(row, address)
+        else:
+            items.copy_in(address, elements, layout, item, at)
         return row
 
+    def read(self, row: int, address: int) -> None:
+        """Read the chunks of the array that this row describes."""
+        at, elements, _, itemsize, code, table, wide, _ = self._items[row].tolist()
+        layout = cpu.NUMBERS[wide], itemsize, code, table
+        cpu.read_chunks(address, elements, layout, at + items.PROBE_BYTES, self)
+        items.complete(self._items_at + row * _ITEM_BYTES)
+
+    def digest(self, row: int) -> int:
+        """Return the digest of an array that was read."""
+        return int(items.digest_of(self._items_at + row * _ITEM_BYTES))
+
     def is_copy(self, row: int, address: int) -> bool:
-        """Return whether the bytes at an address are those of the array in this row."""
-        return bool(rows.is_copy(self._items_at + row * _ITEM_BYTES, address))
+        """Return whether the bytes at an address are those of the array in this row; of one that was read, a few."""
+        return bool(items.is_copy(self._items_at + row * _ITEM_BYTES, address))
 
     def columns(self) -> dict[str, Array]:
         """Return the summaries of all rows, by the names of the statistics."""
@@ -71,7 +91,7 @@ class SummaryBatch:
                 results = np.empty((self._size, rows.FIELDS))
                 sketches = np.empty((self._size, reference.BUCKETS), np.float32)
                 at = results.ctypes.data, sketches.ctypes.data
-                rows.run_many(self._items_at, self._size, *at, _scratch.address, cpu.CONSTANTS_AT)
+                items.run_many(self._items_at, self._size, *at, _scratch.address, cpu.CONSTANTS_AT)
                 self._columns = _columns(self._items[: self._size, 1], results, sketches)
             return self._columns
 
@@ -116,11 +136,14 @@ def _prepare() -> None:
     global _ready
     if _ready:
         return
-    with announced(rows.run_many, "CPU kernel for small tensors"):
+    with announced(items.run_many, "CPU kernel for small tensors"):
         at = types.int64
-        load(rows.copy_in, (at,) * 5)
-        load(rows.is_copy, (at, at))
-        load(rows.run_many, (at,) * 6)
+        load(items.copy_in, (at,) * 5)
+        load(items.read_in, (at,) * 6)
+        load(items.complete, (at,))
+        load(items.digest_of, (at,))
+        load(items.is_copy, (at, at))
+        load(items.run_many, (at,) * 6)
     _ready = True
 
 
@@ -132,7 +155,9 @@ class _BatchScratch(threading.local):
         self.address = _aligned(self._memory.ctypes.data)
 
 
-_ITEM_BYTES = 8 * rows.ITEM
+_ITEM_BYTES, _RECORD_BYTES = 8 * items.ITEM, 8 * rows.RECORD
+READ_LIMITS = MOST_COPIED, rows.CHUNK_ROWS * reference.ROW, _RECORD_BYTES
+"""Bytes from which an array is read instead of copied, the elements of a chunk and the bytes of its record."""
 _addresses: dict[np.dtype[Any], int] = {}
 _kept: list[Array] = []
 _scratch = _BatchScratch()

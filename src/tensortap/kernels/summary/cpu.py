@@ -29,7 +29,7 @@ from tensortap.kernels.summary import reference, rows
 from tensortap.kernels.summary.parts import Description, placed
 from tensortap.kernels.team import Team
 
-__all__ = ["CONSTANTS_AT", "LAYOUTS", "borrow", "release", "summarize"]
+__all__ = ["CONSTANTS_AT", "LAYOUTS", "NUMBERS", "borrow", "chunks_of", "read_chunks", "release", "summarize"]
 
 _log = logging.getLogger("tensortap")
 _CHUNK = rows.CHUNK_ROWS * reference.ROW
@@ -82,29 +82,54 @@ def summarize(array: Array, threads: int | None = None, placement: Placement | N
         return reference.summarize(array)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
-    if layout.like.itemsize not in _ready:
-        _compile(layout.like)
-    chunks = (elements + _CHUNK - 1) // _CHUNK
-    helpers = min(threads or MOST_THREADS, chunks) - 1
-    if chunks > 1:
-        records, counter = np.empty(chunks * rows.RECORD), np.zeros(1, np.int64)
-        records_at, counter_at = _address(records), _address(counter)
-    else:
-        records, counter = _scratch.record, _scratch.counter
-        records_at, counter_at = _scratch.record_address, _scratch.counter_address
-        counter[0] = 0
+    chunks = chunks_of(elements)
+    records = np.empty(chunks * rows.RECORD) if chunks > 1 else _scratch.record
+    records_at = _address(records) if chunks > 1 else _scratch.record_address
     placed_at = described.address if described is not None else 0
-    work = (layout, _address(array), elements, counter_at, records_at, placed_at)
-    if helpers > 0 and threads is None and _team is not None and _team.is_usable():
-        arguments = (work[1], elements, layout.itemsize, layout.code, layout.table, counter_at, records_at)
-        _team.run(layout.like, (*arguments, CONSTANTS_AT, placed_at), chunks)
-    elif helpers > 0:
-        _helpers.share(partial(_take_chunks, work, (array, records, counter, described)), helpers)
-    else:
-        _take_chunks(work)
+    keep = array, records, described
+    read_chunks(_address(array), elements, layout[:4], records_at, keep, threads=threads, placed_at=placed_at)
     sketch = np.empty(reference.BUCKETS, np.float32)
     rows.finish(records_at, chunks, sketch)
     return _summary(elements, records, sketch, reference.added_values(array) if statistics.added() else {})
+
+
+def chunks_of(elements: int) -> int:
+    """Return the number of records that `read_chunks` writes."""
+    return (elements + _CHUNK - 1) // _CHUNK
+
+
+def read_chunks(
+    source: int,
+    elements: int,
+    layout: tuple[Any, int, int, int],
+    records_at: int,
+    keep: Any,
+    threads: int | None = None,
+    placed_at: int = 0,
+) -> None:
+    """Read an array and write one record for each of its chunks, on as many threads as `summarize` does.
+
+    `layout` has the first four fields of a `_Layout`. `keep` is what owns the memory: a helper may begin when the
+    caller is gone, and look for a chunk.
+    """
+    like, itemsize, code, table = layout
+    if like.itemsize not in _ready:
+        _compile(like)
+    chunks = chunks_of(elements)
+    helpers = min(threads or MOST_THREADS, chunks) - 1
+    if helpers > 0:
+        counter = np.zeros(1, np.int64)
+        counter_at = _address(counter)
+    else:
+        counter, counter_at = _scratch.counter, _scratch.counter_address
+        counter[0] = 0
+    work = source, elements, itemsize, code, table, counter_at, records_at, CONSTANTS_AT, placed_at
+    if helpers > 0 and threads is None and _team is not None and _team.is_usable():
+        _team.run(like, work, chunks)
+    elif helpers > 0:
+        _helpers.share(partial(_take_chunks, like, work, (keep, counter)), helpers)
+    else:
+        _take_chunks(like, work)
 
 
 def borrow(library: str, threads: int) -> None:
@@ -122,22 +147,11 @@ def release() -> None:
     _helpers.release()
 
 
-def _take_chunks(work: tuple[_Layout, int, int, int, int, int], keep: Any = None) -> None:
-    """Work on chunks until none is left. `keep` keeps the memory alive that a helper uses after the caller is gone."""
-    layout, source, elements, counter, records, placed = work
-    rows.run(
-        source,
-        elements,
-        layout.itemsize,
-        layout.code,
-        layout.table,
-        layout.like,
-        counter,
-        records,
-        _scratch.address,
-        CONSTANTS_AT,
-        placed,
-    )
+def _take_chunks(like: Array, work: tuple[int, ...], keep: Any = None) -> None:
+    """Work on chunks until none is left."""
+    source, elements, itemsize, code, table, counter, records, constants, placed = work
+    scratch = _scratch.address
+    rows.run(source, elements, itemsize, code, table, like, counter, records, scratch, constants, placed)
 
 
 def _summary(
@@ -200,7 +214,7 @@ def _constants() -> npt.NDArray[np.uint8]:
     return np.concatenate(parts)
 
 
-_NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)
+NUMBERS = _NARROW, _WIDE = np.empty(0, np.float32), np.empty(0, np.float64)
 _TABLES: dict[str, npt.NDArray[np.float32]] = {}
 LAYOUTS = {dtypes.numpy_dtype(name): _layout(name) for name in dtypes.NAMES}
 _CONSTANTS = _constants()

@@ -24,38 +24,55 @@ __all__ = [
     "POSINF",
     "ZEROS",
     "add_moments",
+    "add_sums",
     "join",
+    "sums_are_exact",
 ]
 
 COUNT, NAN, POSINF, NEGINF, ZEROS, EDGE, MIN, MAX, MEAN, M2, L1, DIGEST = range(12)
 """Fields of a record."""
 
 
+_FAR = 1024
+"""How many times its variance the square of a mean may be: each factor of ten costs a digit of the variance."""
+
+
 @compiled(fastmath=REORDER)
-def _sum(values: Any, n: int) -> Any:
-    """Return the sum, the sum of magnitudes and the number of zeros; sums are not finite if a value is not."""
+def _sums(values: Any, n: int) -> Any:
+    """Return the sum, the sums of squares and of magnitudes, the number of zeros, and the extremes.
+
+    Sums are not finite if a value is not. The extremes are undefined if a value is NaN.
+    """
     total = 0.0
-    size = 0.0
+    square = 0.0
+    magnitude = 0.0
     zeros = np.int32(0)
+    low = high = values[0]
     for i in range(n):
         x = np.float64(values[i])
         total += x
-        size += abs(x)
+        square += x * x
+        magnitude += abs(x)
         zeros = np.int32(zeros + np.int32(values[i] == 0))
-    return total, size, zeros
+        low = lesser(low, values[i])
+        high = greater(high, values[i])
+    return total, square, magnitude, np.int64(zeros), np.float64(low), np.float64(high)
 
 
-@compiled(fastmath={*REORDER, "nnan"})
-def _spread(values: Any, n: int, mean: float) -> Any:
-    low = high = values[0]
+@compiled()
+def sums_are_exact(sums: Any, n: int) -> bool:
+    """Return whether the sums of `n` values give their variance with enough digits."""
+    parallel = sums[0] * (sums[0] / n)
+    return bool(parallel <= _FAR * (sums[1] - parallel))
+
+
+@compiled(fastmath=REORDER)
+def _squared_distances(values: Any, n: int, mean: float) -> float:
     m2 = 0.0
     for i in range(n):
-        x = values[i]
-        low = lesser(low, x)
-        high = greater(high, x)
-        distance = np.float64(x) - mean
+        distance = np.float64(values[i]) - mean
         m2 += distance * distance
-    return np.float64(low), np.float64(high), m2
+    return m2
 
 
 @compiled()
@@ -101,21 +118,36 @@ def join(out: Any, n: float, mean: float, m2: float, low: float, high: float) ->
 
 
 @compiled()
+def add_sums(out: Any, n: int, sums: Any) -> None:
+    """Add what `_sums` returns of `n` ordinary values, if `sums_are_exact`."""
+    mean = sums[0] / n
+    _add(out, n, mean, sums[1] - sums[0] * mean, sums)
+
+
+@compiled()
+def _add(out: Any, n: int, mean: float, m2: float, sums: Any) -> None:
+    join(out, float(n), mean, m2, sums[4], sums[5])
+    out[L1] += sums[2]
+    out[ZEROS] += sums[3]
+
+
+@compiled()
 def add_moments(values: Any, n: int, edge: float, marked: Any, ordinary: Any, out: Any) -> Any:
     """Add the row to `out`; return its greatest magnitude and whether it may have other than ordinary elements.
 
     If it may, `marked` holds the row with what the sketch adds in their place.
     """
-    low = high = 0.0
-    total, size, zeros = _sum(values, n)
-    clean = size < edge  # false for NaN, too
+    sums = _sums(values, n)
+    clean = sums[2] < edge  # false for NaN, too
     if not clean:
         n = _part_ordinary(values, n, edge, marked, ordinary, out)
+        if n == 0:
+            return 0.0, True
         values = ordinary
-        total, size, zeros = _sum(values, n)
-    if n > 0:
-        low, high, m2 = _spread(values, n, total / n)
-        join(out, float(n), total / n, m2, low, high)
-        out[L1] += size
-        out[ZEROS] += zeros
-    return max(-low, high), not clean
+        sums = _sums(values, n)
+    if sums_are_exact(sums, n):
+        add_sums(out, n, sums)
+    else:
+        mean = sums[0] / n
+        _add(out, n, mean, _squared_distances(values, n, mean), sums)
+    return max(-sums[4], sums[5]), not clean

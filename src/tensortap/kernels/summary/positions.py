@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import carray
 
 from tensortap.kernels.jit import compiled
-from tensortap.kernels.vectors import add_signed
+from tensortap.kernels.vectors import add_signed, pointer
 
 __all__ = ["WEIGHTS", "add_row", "digest_line", "line_hash", "mix", "moved_by", "sign_key", "signs_of_row"]
 
@@ -36,9 +37,12 @@ def line_hash(line: Any, golden: Any) -> Any:
 
 @compiled()
 def digest_line(words: Any, weights: Any) -> Any:
+    """Return the sum of 256 words times their weights, which come in pairs: both halves of 64 bits."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
     total = np.uint64(0)
-    for i in range(256):
-        total += np.uint64(words[i]) * np.uint64(weights[i])  # both 32 bits wide: one vector multiply
+    for i in range(128):  # vectors multiply the lower halves of 64 bits, so nothing is unpacked
+        total += (words[i] & low) * (weights[i] & low) + (words[i] >> half) * (weights[i] >> half)
     return total
 
 
@@ -52,10 +56,14 @@ def sign_key(row: int, seed: Any) -> Any:
 
 @compiled()
 def signs_of_row(row: int, seed: Any, out: Any) -> None:
-    """Compute the sign bits of the 128 slots, for the group of four rows that has this row."""
+    """Compute the signs of the group of four rows that has this row: for each of them, a byte for each slot."""
     low, key, _ = sign_key(row, seed)
     for i in range(128):
-        out[i] = mix(np.uint32(np.uint32(low + np.uint32(i)) ^ key))
+        signs = mix(np.uint32(np.uint32(low + np.uint32(i)) ^ key))
+        out[i] = np.uint8(signs)
+        out[128 + i] = np.uint8(signs >> np.uint32(8))
+        out[256 + i] = np.uint8(signs >> np.uint32(16))
+        out[384 + i] = np.uint8(signs >> np.uint32(24))
 
 
 @compiled()
@@ -71,9 +79,10 @@ def _moved_from(row: int, key: Any) -> Any:
 
 
 @compiled()
-def add_row(like: Any, sums: int, values: int, signs: Any, moved: int, row: int) -> None:
+def add_row(like: Any, sums: int, values: int, signs: int, moved: int) -> None:
+    """Add a row to the sums of the sketch. `signs` is the address of the signs of each slot."""
     size = 8 * like.itemsize
-    shift = np.uint32(8 * (row % 4))
+    of_slot = carray(pointer(signs), 128, np.uint8)
     for g in range(128):
         slot = g ^ moved
-        add_signed(like, sums + slot * size, values + g * size, np.uint32(signs[slot] >> shift))
+        add_signed(like, sums + slot * size, values + g * size, of_slot[slot])

@@ -1,9 +1,9 @@
 """The compiled loops of the CPU kernel: one pass over memory, row after row of 1024 elements.
 
-A row is read into the first-level cache once, as float32 if that is exact, else as float64. Three short loops then pass
-over it: digest, moments, sketch. LLVM vectorises each of them; one long loop would run at a quarter of the speed.
-`elements`, `moments`, `positions` and, for parts of a tensor, `plans` and `groups` have these loops; here are the
-functions that Python calls.
+A row is read into the first-level cache once, as float32 if that is exact, else as float64. Two short loops then pass
+over it: digest, and both moments and sketch, for four rows at a time. Other rows take a loop for each of the three.
+`elements`, `moments`, `positions`, `whole_rows` and, for parts of a tensor, `plans` and `groups` have these loops; here
+are the functions that Python calls.
 
 Memory is passed as addresses: a call costs a microsecond less, and elements of all types share one compiled function.
 numba's cache watches this file only: after a change in a file that it imports loops from, touch it. Constants of the
@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numba import carray, types
 
-from tensortap.kernels.jit import compiled, entry, short_entry
+from tensortap.kernels.jit import compiled, entry
 from tensortap.kernels.summary.elements import CODES, DIRECT, ROW, convert, edge_of, load
 from tensortap.kernels.summary.groups import add_groups
 from tensortap.kernels.summary.moments import (
@@ -39,7 +39,8 @@ from tensortap.kernels.summary.moments import (
 )
 from tensortap.kernels.summary.plans import PLAN_LISTS, find_run, plan_row, scratch_plan, whole_row
 from tensortap.kernels.summary.positions import WEIGHTS, add_row, digest_line, line_hash, moved_by, signs_of_row
-from tensortap.kernels.summary.scratch import FEW, GROUPS, ORDINARY, RAW, SCRATCH, SIGNS, SUMS, VALUES
+from tensortap.kernels.summary.scratch import FEW, GROUPS, NEXT, ORDINARY, RAW, SCRATCH, SIGNS, SUMS, VALUES
+from tensortap.kernels.summary.whole_rows import BLOCK, add_block
 from tensortap.kernels.vectors import copy_bytes, never_inlined, pointer, take
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "CUT",
     "FIELDS",
     "FIRSTS",
-    "ITEM",
     "LISTS",
     "PLACED",
     "RECORD",
@@ -57,12 +57,11 @@ __all__ = [
     "SCRATCH",
     "WEIGHTS",
     "WORK",
-    "copy_in",
+    "add_chunk",
     "finish",
-    "is_copy",
+    "join_chunks",
     "plan_part",
     "run",
-    "run_many",
     "team_entry",
 ]
 
@@ -76,6 +75,7 @@ PLACED = LISTS + len(PLAN_LISTS)
 """Numbers that describe a part: address and number of the rows of `PlacedRuns.table`; whether it has parts of groups;
 the addresses of the first entry of each row in a plan that was made before, and of the plan's lists, or 0."""
 _FOLD = 8  # rows that are summed in float32 before the sums are added in float64: few enough to lose no precision
+_CAREFUL = 16  # rows that are added one by one after a block that could not be: its neighbours are often alike
 _LARGE = 1e37  # a few such numbers overflow a float32 sum, so these rows are added one by one
 
 
@@ -86,7 +86,8 @@ def _clear(numbers: Any) -> None:
 
 
 @compiled()
-def _fold(sums: Any, into: Any) -> None:
+def _fold(like: Any, at: int, into: Any) -> None:
+    sums = carray(pointer(at), ROW, like.dtype)
     for i in range(ROW):
         into[i] += np.float64(sums[i])
         sums[i] = 0
@@ -119,7 +120,30 @@ def _groups_of_row(placed: Any, row: int, n: int, run: int, itemsize: int, room:
 
 
 @compiled()
-def _chunk(
+def _digest_row(start: int, where: int, moved: int, itemsize: int, tables: int, golden: Any) -> Any:
+    """Return the digest of a row in memory, which is row `where` of the whole."""
+    line_groups = 128 // itemsize
+    weights = carray(pointer(tables + moved % line_groups * 1024), 128, np.uint64)
+    digest = np.uint64(0)
+    for k in range(itemsize):
+        words = carray(pointer(start + k * 1024), 128, np.uint64)
+        line = np.uint64(where * itemsize + (k ^ (moved // line_groups)))
+        digest += digest_line(words, weights) * line_hash(line, golden)
+    return digest
+
+
+@compiled()
+def _digest_block(start: int, where: int, itemsize: int, seed: Any, tables: int, golden: Any) -> Any:
+    """Return what maps the groups of each row of a block to slots, and the digest of all rows."""
+    moved = (moved_by(where, seed), moved_by(where + 1, seed), moved_by(where + 2, seed), moved_by(where + 3, seed))
+    digest = np.uint64(0)
+    for i in range(BLOCK):
+        digest += _digest_row(start + i * ROW * itemsize, where + i, moved[i], itemsize, tables, golden)
+    return moved, digest
+
+
+@compiled()
+def add_chunk(
     source: int,
     elements: int,
     first: int,
@@ -143,10 +167,9 @@ def _chunk(
     out = carray(pointer(record), FIELDS, np.float64)
     seeds = carray(pointer(constants), 2, np.uint32)
     golden = carray(pointer(constants + 8), 1, np.uint64)[0]
-    line_groups = 128 // itemsize  # of a line of the digest
-    signs = carray(pointer(scratch + SIGNS + 1024), 128, np.uint32)
+    signs = carray(pointer(scratch + SIGNS), BLOCK * 128, np.uint8)
     sums = carray(pointer(scratch + SUMS), ROW, np.float64)
-    few = carray(pointer(scratch + FEW), ROW, like.dtype)
+    few, free = scratch + FEW, scratch + NEXT  # sums of a few rows, and room for these with more rows
     buffer = carray(pointer(scratch + VALUES), ROW, like.dtype)
     ordinary = carray(pointer(scratch + ORDINARY), ROW, like.dtype)
     edge = edge_of(itemsize, code)
@@ -154,24 +177,46 @@ def _chunk(
     _clear(out)
     out[MIN], out[MAX] = np.inf, -np.inf
     _clear(sums)
-    _clear(few)
+    _clear(carray(pointer(few), ROW, like.dtype))
     last = min(first + CHUNK_ROWS, (elements + ROW - 1) // ROW)
-    for row in range(first, last):
+    row, next_fold, careful_until = first, first + _FOLD, first
+    while row < last:
         n = min(ROW, elements - row * ROW)
         start = source + row * ROW * itemsize
-        if n < ROW or start % 8 != 0 or (cut and (row == 0 or (row + 1) * ROW == elements)):
+        copied = n < ROW or start % 8 != 0 or (cut and (row == 0 or (row + 1) * ROW == elements))
+        if copied:
             load(start, n * itemsize, ROW * itemsize, scratch + RAW)
             start = scratch + RAW
         where, groups, plan = row, 0, scratch_plan(scratch + GROUPS)
+        end = elements  # of the elements that follow in the whole as they do here
         if placed_at != 0:
             where, run, groups, plan = _groups_of_row(placed, row, n, run, itemsize, scratch + GROUPS, seeds, golden)
-        moved = moved_by(where, seeds[1])
+            end = carray(pointer(placed[RUNS]), (placed[RUNS_COUNT], 2), np.int64)[run + 1, 0]
+        if groups == 0 and where >> 2 != signs_of:
+            signs_of = where >> 2
+            signs_of_row(where, seeds[0], signs)
+        whole = groups == 0 and where % BLOCK == 0 and (row + BLOCK) * ROW <= min(end, last * ROW)
+        if whole and not copied and row >= careful_until:
+            moved, more = _digest_block(start, where, itemsize, seeds[1], tables, golden)
+            at = start
+            if code != DIRECT:
+                at = scratch + VALUES
+                for i in range(BLOCK):
+                    into = carray(pointer(at + i * ROW * like.itemsize), ROW, like.dtype)
+                    convert(code, start + i * ROW * itemsize, table, into)
+            ahead = start + BLOCK * ROW * itemsize
+            if add_block(like, at, few, free, scratch + SIGNS, moved, ahead, edge, _LARGE, out):
+                few, free = free, few
+                digest += more
+                row += BLOCK
+                if row >= next_fold or row == last:
+                    _fold(like, few, sums)
+                    next_fold = row + _FOLD
+                continue
+            careful_until = row + _CAREFUL
+        moved_one = moved_by(where, seeds[1])
         if groups == 0:
-            weights = carray(pointer(tables + moved % line_groups * 1024), 256, np.uint32)
-            for k in range(itemsize):
-                words = carray(pointer(start + k * 1024), 256, np.uint32)
-                line = np.uint64(where * itemsize + (k ^ (moved // line_groups)))
-                digest += digest_line(words, weights) * line_hash(line, golden)
+            digest += _digest_row(start, where, moved_one, itemsize, tables, golden)
         at = start
         if code != DIRECT:
             at = scratch + VALUES
@@ -180,17 +225,15 @@ def _chunk(
         if cleaned:
             at = scratch + VALUES
         if largest > _LARGE:
-            _fold(few, sums)
+            _fold(like, few, sums)
         if groups != 0:
-            weights_at, few_at = constants + WEIGHTS, scratch + FEW
-            digest += add_groups(itemsize, cut, like, start, at, weights_at, few_at, plan, groups)
+            digest += add_groups(itemsize, cut, like, start, at, constants + WEIGHTS, few, plan, groups)
         else:
-            if where >> 2 != signs_of:
-                signs_of = where >> 2
-                signs_of_row(where, seeds[0], signs)
-            add_row(like, scratch + FEW, at, signs, moved, where)
-        if (row - first) % _FOLD == _FOLD - 1 or row == last - 1 or largest > _LARGE:
-            _fold(few, sums)
+            add_row(like, few, at, scratch + SIGNS + 128 * (where % BLOCK), moved_one)
+        row += 1
+        if row >= next_fold or row == last or largest > _LARGE:
+            _fold(like, few, sums)
+            next_fold = row + _FOLD
     carray(pointer(record), FIELDS, np.uint64)[DIGEST] = digest
     sketch = carray(pointer(record + 8 * FIELDS), 256, np.float64)
     _clear(sketch)
@@ -223,7 +266,7 @@ def run(
         if chunk >= chunks:
             return
         record = records + chunk * RECORD * 8
-        _chunk(source, elements, chunk * CHUNK_ROWS, layout, like, placed, record, scratch, constants)
+        add_chunk(source, elements, chunk * CHUNK_ROWS, layout, like, placed, record, scratch, constants)
 
 
 @entry
@@ -251,9 +294,9 @@ def plan_part(elements: int, itemsize: int, placed_at: int, firsts: Any, room: i
     firsts[(elements + ROW - 1) // ROW] = entries
 
 
-@entry
-def finish(records: int, chunks: int, sketch: Any) -> None:
-    """Join all chunks in order into the first record, and copy its sketch into `sketch`."""
+@compiled()
+def join_chunks(records: int, chunks: int) -> None:
+    """Join all chunks in order into the first record."""
     out, integers = carray(pointer(records), RECORD, np.float64), carray(pointer(records), FIELDS, np.uint64)
     for chunk in range(1, chunks):
         more = carray(pointer(records + chunk * RECORD * 8), RECORD, np.float64)
@@ -264,63 +307,15 @@ def finish(records: int, chunks: int, sketch: Any) -> None:
             out[field] += more[field]
         for i in range(FIELDS, RECORD):
             out[i] += more[i]
-    for i in range(256):
-        sketch[i] = out[FIELDS + i]
-
-
-ITEM = 7
-"""Fields of 8 bytes that describe an array of a batch: where its copy is; its elements and bytes; the size, conversion
-and table of its elements; and whether they are converted to float64."""
-
-
-@short_entry
-def copy_in(source: int, elements: int, layout: int, item: int, room: int) -> None:
-    """Copy an array into `room` and describe it in `item`. `layout` is the address of an item's last four fields."""
-    fields, given = carray(pointer(item), ITEM, np.int64), carray(pointer(layout), 4, np.int64)
-    size = elements * given[0]
-    fields[0], fields[1], fields[2] = room, elements, size
-    for i in range(4):
-        fields[3 + i] = given[i]
-    bytes_in, bytes_out = carray(pointer(source), size, np.uint8), carray(pointer(room), size, np.uint8)
-    for i in range(size):
-        bytes_out[i] = bytes_in[i]
-
-
-@short_entry
-def is_copy(item: int, source: int) -> bool:
-    """Return whether the bytes at `source` are still those that `copy_in` has copied."""
-    fields = carray(pointer(item), ITEM, np.int64)
-    size = fields[2]
-    here, there = carray(pointer(source), size, np.uint8), carray(pointer(fields[0]), size, np.uint8)
-    different = np.uint8(0)
-    for i in range(size):
-        different |= here[i] ^ there[i]
-    return bool(different == 0)
 
 
 @entry
-def run_many(items: int, count: int, results: int, sketches: int, scratch: int, constants: int) -> None:
-    """Summarise arrays of at most one chunk each: FIELDS numbers of each into `results`, 256 into `sketches`.
-
-    The first RECORD numbers of scratch memory hold the record of one array, the rest is for `_chunk`.
-    """
-    record = scratch
-    numbers = carray(pointer(record), RECORD, np.float64)
-    for at in range(count):
-        item = carray(pointer(items + at * ITEM * 8), ITEM, np.int64)
-        layout = (item[3], item[4], item[5])
-        if item[6] != 0:
-            wide = carray(pointer(record), 0, np.float64)
-            _chunk(item[0], item[1], 0, layout, wide, 0, record, scratch + RECORD * 8, constants)
-        else:
-            narrow = carray(pointer(record), 0, np.float32)
-            _chunk(item[0], item[1], 0, layout, narrow, 0, record, scratch + RECORD * 8, constants)
-        out = carray(pointer(results + at * FIELDS * 8), FIELDS, np.float64)
-        sketch = carray(pointer(sketches + at * 1024), 256, np.float32)
-        for i in range(FIELDS):
-            out[i] = numbers[i]
-        for i in range(256):
-            sketch[i] = numbers[FIELDS + i]
+def finish(records: int, chunks: int, sketch: Any) -> None:
+    """Join all chunks into the first record, and copy its sketch into `sketch`."""
+    join_chunks(records, chunks)
+    out = carray(pointer(records), RECORD, np.float64)
+    for i in range(256):
+        sketch[i] = out[FIELDS + i]
 
 
 WORK = 11
