@@ -5,8 +5,9 @@
 
 All ways take turns in one process. A tapped block of steps ends when its last byte is with the operating system. The
 medians over the rounds are printed: milliseconds a step, the ratio to the plain step of the same round, and
-microseconds a record. `hooks` are as many module hooks as the tap has, which only append to a list. With `--opening`
-the time to open and close a tap on a model of so many modules is printed instead.
+microseconds a record. `flush ms` is how long a block waits for its last rows when its device is idle. `hooks` are as
+many module hooks as the tap has, which only append to a list. With `--opening` the time to open and close a tap on a
+model of so many modules is printed instead.
 """
 
 from __future__ import annotations
@@ -181,18 +182,21 @@ def tapped(options: dict[str, Any]) -> Callable[[nn.Module, Step, int, Step], di
                 for _ in range(steps):
                     step()
                     tap.step()
-                tap.flush()
                 wait()
+                idle = time.perf_counter()
+                tap.flush()
+                flushed = time.perf_counter() - idle
                 result = clock.read(steps)
                 records = (tap.stats()["records"] - before) / steps
-        return result | {"records": records, "opened": opened, "first": first}
+        return result | {"records": records, "opened": opened, "first": first, "flushed": flushed}
 
     return measure
 
 
 def report(found: dict[str, list[dict[str, float]]]) -> None:
-    line = "{:14}{:>9}{:>8}{:>9}{:>8}{:>10}{:>11}{:>15}{:>10}{:>16}".format
+    line = "{:14}{:>9}{:>8}{:>9}{:>8}{:>10}{:>11}{:>15}{:>10}{:>13}{:>11}".format
     columns = ("ms/step", "ratio", "CPU ms", "ratio", "records", "µs/record", "CPU µs/record", "open ms", "first 3, ms")
+    columns += ("flush ms",)
     print(line("way", *columns))
     for name, results in found.items():
         numbers = []
@@ -204,8 +208,8 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
             for what in ("seconds", "cpu"):
                 over = [each[what] - base[what] for each, base in zip(results, found["plain"], strict=True)]
                 numbers.append(f"{1e6 * statistics.median(over) / max(_median(results, 'records'), 1):.1f}")
-            numbers += [f"{1e3 * _median(results, what):.1f}" for what in ("opened", "first")]
-        print(line(name, *numbers, *[""] * (9 - len(numbers))))
+            numbers += [f"{1e3 * _median(results, what):.1f}" for what in ("opened", "first", "flushed")]
+        print(line(name, *numbers, *[""] * (10 - len(numbers))))
 
 
 def _median(results: list[dict[str, float]], what: str) -> float:
