@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from .blind_eighth_models import EIGHTH
 from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
 from .blind_seventh_models import SEVENTH
@@ -339,4 +340,4 @@ SECOND: dict[str, Family] = {
     ),
 }
 
-BLIND = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | AFTER_SIXTH | SEVENTH
+BLIND = FIRST | SECOND | THIRD | FOURTH | FIFTH | SIXTH | AFTER_SIXTH | SEVENTH | EIGHTH

@@ -266,3 +266,72 @@ def transcribed(random: torch.Generator) -> Batch:
 def dictated(random: torch.Generator) -> Batch:
     """Frames of sound, and what was said, which a loss aligns with them; padding is the token 0."""
     return _frames(random, 64, 16) | {"labels": language(random, length=6)["labels"].clamp(min=0)}
+
+
+def questions(random: torch.Generator) -> Batch:
+    """Questions, in which every token sees all others, and answers, which alone have labels; padding before both."""
+    batch = padded_left(random, length=16)
+    places = batch["attention_mask"].cumsum(1) - 1
+    asks = (places < torch.tensor([7, 4, 5, 3])[:, None]) & (batch["attention_mask"] == 1)
+    return batch | {"token_type_ids": asks.long(), "labels": batch["labels"].masked_fill(asks, -100)}
+
+
+def masked_words(random: torch.Generator) -> Batch:
+    """Texts with padding after them. Some tokens are masked, and have labels alone."""
+    batch = language(random, pad=0, length=18)
+    chosen = (torch.arange(18) % 4 == torch.arange(ROWS)[:, None]) & (batch["attention_mask"] == 1)
+    tokens = batch["input_ids"].masked_fill(chosen, WORDS - 1)
+    return batch | {"input_ids": tokens, "labels": batch["labels"].masked_fill(~chosen, -100)}
+
+
+def recorded(random: torch.Generator) -> Batch:
+    """Frames of eight samples each, of which a part is padding, and what was said, with padding after it."""
+    mask = (torch.arange(256) < torch.tensor([256, 120, 256, 64])[:, None]).long()
+    return {
+        "input_values": torch.randn(ROWS, 256, generator=random) * mask,
+        "attention_mask": mask,
+        "labels": language(random, length=8)["labels"],
+    }
+
+
+def sized_images(random: torch.Generator) -> Batch:
+    """Images of several sizes, as lists of patches with padding after them, and their classes."""
+    shapes = torch.tensor([[4, 4], [3, 5], [2, 6], [5, 2]])
+    mask = (torch.arange(16) < shapes.prod(1)[:, None]).long()
+    return {
+        "pixel_values": torch.randn(ROWS, 16, 48, generator=random) * mask[..., None],
+        "pixel_attention_mask": mask,
+        "spatial_shapes": shapes,
+        "labels": torch.randint(CLASSES, (ROWS,), generator=random),
+    }
+
+
+def hidden_patches(random: torch.Generator) -> Batch:
+    """Images, and numbers that decide which of their patches an encoder sees."""
+    return {
+        "pixel_values": torch.randn(ROWS, 3, 32, 32, generator=random),
+        "noise": torch.rand(ROWS, 16, generator=random),
+    }
+
+
+def forecast(random: torch.Generator) -> Batch:
+    """Series of several lengths, how often they were observed, and how they go on."""
+    past = torch.randn(ROWS, 32, generator=random).cumsum(1)
+    return {
+        "past_values": past,
+        "lengths": torch.tensor([32, 22, 32, 17]),
+        "freq": torch.tensor([0, 1, 2, 1]),
+        "future_values": past[:, -1:] + torch.randn(ROWS, 8, generator=random),
+    }
+
+
+def prefixed(random: torch.Generator) -> Batch:
+    """Four tokens for an image, a question, in which every token sees all others, and an answer, which has labels."""
+    batch = language(random, length=14)
+    answer = (torch.arange(14) >= torch.tensor([8, 6, 7, 5])[:, None]).long()
+    batch["input_ids"][:, :4] = WORDS - 1
+    return batch | {
+        "token_type_ids": answer,
+        "labels": batch["labels"].masked_fill(answer == 0, -100),
+        "pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random),
+    }

@@ -41,10 +41,15 @@ def _edited(function: Any, old: str, new: str, names: dict[str, Any]) -> Functio
     source = textwrap.dedent(inspect.getsource(plain))
     if source.count(old) != 1:
         raise ValueError(f"{plain.__qualname__} has {source.count(old)} times the code {old!r}")
-    scope = {**vars(sys.modules[plain.__module__]), "auto_docstring": lambda decorated: decorated, **names}
+    scope = {**vars(sys.modules[plain.__module__]), "auto_docstring": _undocumented, **names}
     exec(compile("from __future__ import annotations\n" + source.replace(old, new), "<edited>", "exec"), scope)
     made: FunctionType = scope[plain.__name__]
     return made
+
+
+def _undocumented(decorated: Any = None, **_: Any) -> Any:
+    """Stands for transformers' decorator, with or without options."""
+    return _undocumented if decorated is None else decorated
 
 
 def uses(module: str, method: str = "forward", **names: Any) -> Apply:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .blind_eighth_models import EIGHTH
 from .blind_fifth_models import FIFTH
 from .blind_fourth_models import FOURTH
 from .blind_models import SECOND
@@ -138,7 +139,7 @@ def _right() -> Iterator[Right]:
         yield Right("channels-last", family, _channels_last)
     for family, module in _CHECKPOINTED.items():
         yield Right("checkpointed", family, checkpointed(module))
-    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH).items()):
+    for number, (family, of) in enumerate((SECOND | THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH).items()):
         yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
         if of.attention and of.short:
             yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .blind_after_sixth import AFTER_SIXTH_MISTAKES
 from .blind_decoders import BLIND_DECODERS
+from .blind_eighth_decoders import EIGHTH_DECODERS
+from .blind_eighth_encoders import EIGHTH_ENCODERS
+from .blind_eighth_senses import EIGHTH_SENSES
 from .blind_encoders import BLIND_ENCODERS
 from .blind_fifth_decoders import FIFTH_DECODERS
 from .blind_fifth_encoders import FIFTH_ENCODERS
@@ -50,4 +53,7 @@ MISTAKES = [
     *SEVENTH_DECODERS,
     *SEVENTH_ENCODERS,
     *SEVENTH_SENSES,
+    *EIGHTH_DECODERS,
+    *EIGHTH_ENCODERS,
+    *EIGHTH_SENSES,
 ]
