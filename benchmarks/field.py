@@ -35,13 +35,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from field.further import EVERY, FURTHER
-from field.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome
-from field.mistake import Mistake
-from field.models import FAMILIES
-from field.ported import PORTED
-from field.right import RIGHT, Right
-from field.settings import SETTINGS
+from field.bench.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome
+from field.bench.ported import PORTED
+from field.bench.right import RIGHT, Right
+from field.bench.settings import SETTINGS
+from field.kit.mistake import Mistake
+from field.sets import EVERY, FAMILIES, FURTHER
 from field.zoo import MISTAKES
 
 USUAL = [name for name in SETTINGS if name != "unpadded"]

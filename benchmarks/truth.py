@@ -29,7 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
-from field.backward_precision import (
+
+import tensortap as tt
+from field.bench.backward_precision import (
     changes_of,
     fused_attention_in_short,
     fused_rms_norm,
@@ -37,15 +39,13 @@ from field.backward_precision import (
     short_floats,
     use_attention,
 )
-from field.further import EVERY
-from field.measuring import WITH_TRUTH, Bench
-from field.mistake import nothing
-from field.patches import Apply, both, does, trains
-from field.running import training_of
-from field.settings import all_linear, linear_in_chunks, linear_summed_in_two
-from field.wrong import checkpointed
-
-import tensortap as tt
+from field.bench.measuring import WITH_TRUTH, Bench
+from field.bench.settings import all_linear, linear_in_chunks, linear_summed_in_two
+from field.kit.mistake import nothing
+from field.kit.patches import Apply, both, does, trains
+from field.kit.running import training_of
+from field.kit.wrong import checkpointed
+from field.sets import EVERY
 
 TUNED = ("llama", "gpt2", "bert", "t5", "qwen2", "mistral", "vit", "opt")
 KINDS = ("input", "output", "grad_input", "grad_output", "param_grad")
@@ -111,7 +111,7 @@ def _gradients_differ(result: Any) -> bool:
 
 
 def judged_in_paddle(folder: Path, name: str, verbose: bool) -> Iterator[tuple[str, str]]:
-    from field import paddle_precision as zoo
+    from field.bench import paddle_precision as zoo
 
     model = zoo.built(name)
     with tt.capture(model, folder / name, keep="tensors", kinds=KINDS):
@@ -145,7 +145,7 @@ def _of_class(model: Any, kind: type) -> Iterator[str]:
 
 def _parts(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
     if options.paddle:
-        from field.paddle_precision import MODELS
+        from field.bench.paddle_precision import MODELS
 
         for name in MODELS:
             yield name, judged_in_paddle(folder, name, options.verbose)

@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("transformers")
 
-from .measuring import Bench, Outcome
-from .mistake import Mistake, every
-from .models import FAMILIES
-from .patches import optimizes, trains
-from .right import RIGHT
-from .running import training_of
-from .zoo import MISTAKES
+from field.bench.measuring import Bench, Outcome
+from field.bench.right import RIGHT
+from field.kit.mistake import Mistake, every
+from field.kit.patches import optimizes, trains
+from field.kit.running import training_of
+from field.sets import FAMILIES
+from field.zoo import MISTAKES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

@@ -1,0 +1,171 @@
+"""Pairs of right runs: the same maths computed in another way. None of them may raise an alarm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from field.kit.mistake import nothing
+from field.kit.patches import Apply, reads, trains
+from field.kit.running import STEPS, Training, training_of
+from field.kit.unpadded import UNPADDED_ATTENTION
+from field.kit.wrong import checkpointed
+from field.sets import EVERY, FAMILIES, FURTHER, TRIALS
+
+from .measuring import Bench, Outcome, right_outcome
+from .settings import AUTOCAST, all_linear, linear_in_chunks, sums_in_two
+
+
+@dataclass(frozen=True)
+class Right:
+    """Two right trainings of one family."""
+
+    setting: str
+    family: str
+    candidate: Apply = nothing
+    common: Apply = nothing
+    noise: Apply | None = None
+    attention: str = "eager"
+    steps: int = STEPS
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}, {self.steps} steps"
+
+    @property
+    def held_out(self) -> bool:
+        return EVERY[self.family].held_out
+
+    def judged(self, bench: Bench, way: str) -> Outcome:
+        training = training_of(self.family, self.attention, self.steps)
+        self.common(training)
+        self.candidate(training)
+        result = bench.compared(self.family, self.common, training, way, self.noise, self.steps)
+        return right_outcome(self.name, self.family, self.setting, way, self.held_out, result)
+
+
+def _channels_last(training: Training) -> None:
+    training.model.to(memory_format=torch.channels_last)
+
+    def change(batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
+
+    reads(change)(training)
+
+
+def _in_bf16(training: Training) -> None:
+    training.model.to(torch.bfloat16)
+
+
+def _compiled(module: str) -> Apply:
+    return lambda training: training.model.get_submodule(module).compile(backend="inductor")
+
+
+_SUMS, _OTHER_SUMS = sums_in_two(1 / 2), sums_in_two(1 / 4)
+_CHUNKS = all_linear(linear_in_chunks)
+_THREADS = trains(threads=2)
+_SGD = trains(optimizer=functools.partial(torch.optim.SGD, momentum=0.9))
+_CHECKPOINTED = {
+    "llama": "model.layers.1",
+    "gpt2": "transformer.h.0",
+    "t5": "encoder.block.0",
+    "qwen3": "model.layers.0",
+}
+_PADDED = (
+    "llama",
+    "qwen2",
+    "mistral",
+    "helium",
+    "glm",
+    "olmo",
+    "exaone4",
+    "dots1",
+    "nanochat",
+    "esm",
+    "roberta",
+    "apertus",
+    "seed_oss",
+    "eurobert",
+    "gemma",
+    "nomic_bert",
+    "prelayernorm",
+    "arcee",
+    "xlm_roberta",
+)
+_NOT_COMPILED = ("qwen3_next", "qwen3_5", "doge")  # torch's compiler fails on their code
+_LATER_TRIALS = {family: of for trial in list(TRIALS.values())[1:] for family, of in trial.items()}
+_IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer", "levit", "mobilevitv2")
+
+
+def _right() -> Iterator[Right]:
+    for family, of in FAMILIES.items():
+        yield Right("gemm", family, _SUMS)
+        yield Right("threads", family, _THREADS)
+        if of.attention:
+            yield Right("attention", family, attention="sdpa")
+        if of.short and not of.dropout:  # other dtypes draw other random numbers
+            yield Right("autocast", family, AUTOCAST)
+        if family not in _IMAGES:
+            yield Right("chunks", family, _CHUNKS)
+        if of.short:
+            yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+    for family in ("llama", "gpt2", "vit", "resnet", "phi", "roberta", "efficientnet"):
+        yield Right("bf16 parameters", family, _SUMS, common=_in_bf16, noise=_OTHER_SUMS)
+    for family in ("llama", "bert", "vit", "mixtral", "gpt_neox", "clip"):
+        yield Right("attention and gemm", family, _SUMS, attention="sdpa")
+    for family in ("llama", "t5", "resnet", "mixtral", "gemma3", "efficientnet"):
+        yield Right("gemm", family, _SUMS, steps=1)
+        yield Right("gemm", family, _SUMS, steps=10)
+    for family in ("qwen2", "vit", "qwen3", "clip"):
+        yield Right("attention", family, attention="sdpa", steps=3)
+        yield Right("attention", family, attention="sdpa", steps=10)
+    for number, family in enumerate(_PADDED):
+        yield Right("unpadded attention", family, attention=UNPADDED_ATTENTION, steps=(1, 2, 3)[number % 3])
+    for family in ("helium", "glm", "esm", "seed_oss"):
+        yield Right(
+            "unpadded attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention=UNPADDED_ATTENTION
+        )
+    for family in _IMAGES:
+        yield Right("channels-last", family, _channels_last)
+    for family, module in _CHECKPOINTED.items():
+        yield Right("checkpointed", family, checkpointed(module))
+    for number, (family, of) in enumerate(_LATER_TRIALS.items()):
+        yield Right("gemm", family, _SUMS, steps=(1, 3)[number % 2])
+        if of.attention and of.short:
+            yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
+        if of.attention:
+            yield Right("attention and chunks", family, _CHUNKS, attention="sdpa", steps=(3, 1)[number % 2])
+        if number % 3 == 0 and family not in _NOT_COMPILED:
+            yield Right("compiled", family, trains(compiled="aot_eager"))
+    yield Right("compiled", "llama", _compiled("model.layers.1.mlp"))
+    yield Right("compiled", "bert", _compiled("bert.pooler"))
+    yield Right("compiled", "mistral", trains(compiled="aot_eager"))
+    yield Right("compiled", "phi", _compiled("model.layers.0.mlp"))
+
+
+def _further() -> Iterator[Right]:
+    """Every family in every setting that suits it, over other numbers of steps and with two optimizers."""
+    for number, (family, of) in enumerate(FURTHER.items()):
+        trained = _SGD if number % 3 == 1 else nothing
+        few, many = (1, 10) if number % 2 else (3, 1)
+        yield Right("gemm", family, _SUMS, common=trained, steps=few)
+        yield Right("gemm", family, _SUMS, steps=10 if number % 4 == 0 else 2)
+        yield Right("threads", family, _THREADS, common=trained)
+        yield Right("chunks", family, _CHUNKS, steps=few)
+        yield Right("compiled", family, trains(compiled="aot_eager"))
+        if of.short:
+            yield Right("autocast", family, AUTOCAST, common=trained)
+            yield Right("bf16", family, _SUMS, common=AUTOCAST, noise=_OTHER_SUMS)
+        if of.attention:
+            yield Right("attention", family, attention="sdpa", common=trained, steps=many)
+            yield Right("attention and gemm", family, _SUMS, attention="sdpa", steps=few)
+            yield Right("attention in bf16", family, common=AUTOCAST, noise=_OTHER_SUMS, attention="sdpa")
+        if "pixel_values" in of.batch(torch.Generator()):
+            yield Right("channels-last", family, _channels_last, steps=few)
+
+
+RIGHT = [*_right(), *_further()]

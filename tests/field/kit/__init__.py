@@ -1,0 +1,1 @@
+"""What families and mistakes are made of: builders and batches, changes of a training, and the training itself."""

@@ -1,0 +1,1 @@
+"""Families for right pairs alone: nobody plants mistakes into them."""
