@@ -32,6 +32,8 @@ class ModuleCall:
     """The call that this recomputation repeats, where only one can be meant."""
     samples: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     """A few elements of its inputs and outputs, by kind and path."""
+    caller: str | None = None
+    """The module whose code made the call, if it was sampled and did not come from outside."""
     was_recomputed: bool = False
     """Whether a later call has recomputed it."""
     inputs: Mapping[int, int] = field(default_factory=dict)

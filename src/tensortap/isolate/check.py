@@ -12,6 +12,7 @@ from tensortap.capture.clock import Clock
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
+from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.selection import Selection
 from tensortap.capture.slots import by_key
@@ -169,6 +170,7 @@ class Check(Observer):
         ).step_begins  # dropout draws other numbers from another random state
         if not self._options.isolate:
             watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
+        watcher.recomputations = Recomputations(self._framework, self._clock, self._comparator.run.loop_fact)
         return watcher
 
     def _new_optimizers(self, optimizer: Any) -> Optimizers:

@@ -30,6 +30,7 @@ from tensortap.compare.judge.one_sided import (
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
 from tensortap.compare.judge.read_hidden import find_read_in_isolation
+from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
@@ -134,6 +135,7 @@ def conclude_live(
         found = _truth_pairs(matched, structure, rows, truth, renames)
         precision = judge_isolated(builder, found, attributor.attribute, blamed)
     gained = find_extra_gradients(matched, structure, explained=isolation is not None and bool(born))
+    gained = {**find_recomputations(matched), **gained}
     if not (born or missing or gained):
         born = first_wrong_pair(matched.finding_builder(judgement, structure, isolation is not None))
     result = conclude(

@@ -70,6 +70,8 @@ class Recomputations:
                 if (sample := self._sample(tensor)) is not None:
                     samples[kind, path] = sample
             call.samples = samples
+            if kind == "input" and (calling := self._clock.calling) is not None:
+                call.caller = calling.module
 
     def end_step(self, step: int) -> None:
         """Write the first difference of each recomputed region."""
@@ -88,8 +90,11 @@ class Recomputations:
         self._waiting.clear()
 
     def _compare(self, site: Site, call: ModuleCall, first: ModuleCall, kind: str, opened: Opened) -> None:
-        calling = self._clock.calling
-        blamed = site.name if kind == "output" or calling is None else calling.module
+        blamed = site.name
+        if kind == "input":
+            # A region that is a part of a module's code runs again without a call of that module.
+            calling = self._clock.calling
+            blamed = calling.module if calling is not None else first.caller or site.name
         for path, tensor in opened.tensors:
             if (before := first.samples.get((kind, path))) is not None and (now := self._sample(tensor)) is not None:
                 self._waiting.append((call, kind, path, blamed, before, now))

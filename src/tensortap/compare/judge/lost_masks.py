@@ -68,8 +68,15 @@ def _given_none(side: Side, other: Side, alone: Any, cause: Cause) -> Iterator[t
             continue
         step, micro, number = (int(column[row]) for column in (side.step, side.micro, side.call))
         given = read(calls.of(step, micro, module, number))
-        if path in given and given[path] is None:
+        if _is_none(path, given):
             yield ((rank, step, micro), module, number), LostMask(path, cause, (side.shape(row), -1))
+
+
+def _is_none(path: str, given: Mapping[str, Any]) -> bool:
+    """Whether None was given in place of a value, or of the tuple or dictionary that it is a part of."""
+    parts = path.split(".")
+    around = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return any(each in given and given[each] is None for each in around)
 
 
 def _hiding(

@@ -88,6 +88,8 @@ def find_unread(
     apart = _gradients_of(untied, structure)
     where[list(apart)] = False
     births, last = _until_optimizer(list(births), structure, apart)
+    if any(birth.row is not None and _is_given(birth.row, structure) for birth in births):
+        return UnreadDifferences()
     if last is not None:
         where &= np.array([scope[1] <= last for scope in structure.scope], bool)
         where &= np.array([kind not in _AFTER_BACKWARD for kind in structure.kind], bool)
@@ -156,6 +158,11 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
             return ""
         why = reason if by_mask else why or UNREAD_PADDING
     return why
+
+
+def _is_given(row: int, structure: Structure) -> bool:
+    """Whether a row is a parameter or a buffer before the first step: nothing that a mask hides has made it."""
+    return structure.kind[row] in ("param", "buffer") and not structure.number[row] and structure.is_at_start(row)
 
 
 def _gradients_of(parameters: Collection[tuple[str, str]], structure: Structure) -> set[int]:
