@@ -371,7 +371,9 @@ class PairJudge:
         """Whether a value without axes of positions, such as the tokens of an expert, is made from one that differs at
         positions that a mask hides: these may be among its elements, or have moved the others to other places."""
         kind, limits = self.structure.kind[row], self.pairs.limits
-        if self.pairs.isolated is not None or self.evidence.policy.fixed or row in self.pairs.shown:
+        if self.pairs.isolated is not None or self.evidence.policy.fixed:
+            return False
+        if row in self.pairs.shown and not self._may_be_sorted(row):
             return False
         if row in self.pairs.masks or (self.pairs.reshaped[row] and row not in self.pairs.other_lengths):
             return False
@@ -381,6 +383,33 @@ class PairJudge:
             return any(each in self._after_hidden or limits.get(each) in hidden for each in sources)
         call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
         return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
+
+    def _may_be_sorted(self, row: int) -> bool:
+        """Whether a list of all tokens may have them in another order than positions have, as sorted by their experts.
+
+        Then it belongs to a call inside one that was given choices, and no order of tokens changes its norm: that
+        differs by no more than hidden tokens do. Whole tensors show it themselves, see `measure.hidden`.
+        """
+        pairs, structure = self.pairs, self.structure
+        call = structure.call_of(row)
+        if call is None or call.parent is None or pairs.dimensions[row] != 2 or not np.isnan(pairs.mismatched[row]):
+            return False
+        if not any(structure.integers[each] for each in call.parent.of("input")):
+            return False
+        ours, theirs = float(pairs.l2[row]) ** 2, float(pairs.candidate_l2[row]) ** 2
+        return abs(ours - theirs) <= 2 * self._padded_share(structure.scope[row]) * max(ours, theirs)
+
+    def _padded_share(self, scope: tuple[int, int, int]) -> float:
+        """Return the share of positions that the masks hide which the model is given in a pass."""
+        return max(
+            (
+                float(self.pairs.zeros[row] / self.pairs.elements[row])
+                for row, kind in enumerate(self.structure.kind)
+                if kind == "input" and not self.structure.module[row] and "mask" in self.structure.path[row]
+                if self.structure.scope[row] == scope
+            ),
+            default=0.0,
+        )
 
     def _note_cancelling(self, row: int, sources: Sequence[int]) -> None:
         """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""

@@ -73,6 +73,8 @@ def _compared(
     if min(ours.min(), theirs.min()) < 0 or max(ours.max(), theirs.max()) >= experts:
         return None
     left, right = (array.reshape(-1, experts).astype(np.float64) for array in scores)
+    if bool(((left == left.min()) | (left == left.max())).all()):
+        return None  # a mask: with two values, nearly all would be tied
     changed = (ours != theirs).any(axis=1) | unknown
     moved = np.abs(left - right).max(axis=1, keepdims=True)
     apart = np.abs(np.take_along_axis(left, ours, 1) - np.take_along_axis(left, theirs, 1)) - 2 * moved
@@ -298,17 +300,24 @@ class ChoiceReader:
 
     def _estimate(self, pair: int, scores: tuple[int, ...]) -> ChangedChoice | None:
         """Estimate from summaries how many choices changed: between two random experts is a known distance. Of a list
-        of tokens, only that it has the same ones."""
-        apart, experts = float(self._distance[pair]), scores[-1]
+        of tokens, only that it has the same ones.
+
+        Scores may be wider than there are experts, if they are no scores after all: no choice exceeds the largest.
+        """
+        apart, experts = float(self._distance[pair]), min(scores[-1], self._largest(pair) + 1)
         if len(self._shape(pair)) == 1:
             ours, theirs = float(self._reference.l2[self._left[pair]]), float(self._candidate.l2[self._right[pair]])
-            return ChangedChoice(int(np.prod(scores[:-1])), 1, None, None, experts) if ours == theirs else None
+            return ChangedChoice(int(np.prod(scores[:-1])), 1, None, None, scores[-1]) if ours == theirs else None
         if not np.isfinite(apart):
             return None
         shape = self._shape(pair)
         tokens = int(np.prod(shape[:-1]))
         changed = max(1, round(apart**2 / (experts * (experts + 1) / 6)))
         return ChangedChoice(tokens, min(tokens, changed), None, None, experts)
+
+    def _largest(self, pair: int) -> int:
+        sides = (self._reference, int(self._left[pair])), (self._candidate, int(self._right[pair]))
+        return max(1, *(int(side.max[row]) for side, row in sides))
 
     def _shape(self, pair: int) -> tuple[int, ...]:
         return self._reference.shape(int(self._left[pair]))

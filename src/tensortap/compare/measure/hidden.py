@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +31,9 @@ Array = npt.NDArray[Any]
 
 EXPLAINS = 2.0
 """Times that a pair is further off with hidden positions, from which on they are what makes it differ."""
+_NEAR, _ROUNDED, _TIMES, _SHORT = 4, 64.0, 8.0, 2.0**-6
+"""Neighbours among which a token's equal is looked for; epsilons by which the two may differ, or times as much as most
+tokens do, if these differ by no more than the rounding of short numbers."""
 EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
 
@@ -45,6 +49,33 @@ def blind_positions(hidden: Array) -> Positions | None:
         return None
     heads = tuple(range(1, hidden.ndim - 2))
     return np.asarray(np.all(hidden, axis=(*heads, hidden.ndim - 1)), bool)
+
+
+def _are_in_other_order(ours: Array, theirs: Array, shown: PairMeasure, positions: Positions) -> bool:
+    """Whether a list of tokens, one for each position, has them in another order, as sorted by their experts: leaving
+    positions out explains nothing, and no more tokens have no equal on the other side than are hidden."""
+    if ours.dtype.kind in "biu" or theirs.dtype.kind in "biu":
+        return False
+    if not difference(ours, theirs).difference.rel_l2 <= EXPLAINS * shown.difference.rel_l2:
+        return False
+    return _tokens_without_equal(ours, theirs) <= np.count_nonzero(positions)
+
+
+def _tokens_without_equal(ours: Array, theirs: Array) -> int:
+    """Return how many rows have none on the other side, at any place, that is equal up to rounding."""
+    left, right = (each.reshape(len(each), -1).astype(np.float64) for each in (ours, theirs))
+    direction = np.random.default_rng(0).standard_normal(left.shape[1])
+    places = np.argsort(right @ direction)
+    first = np.searchsorted((right @ direction)[places], left @ direction)
+    near = [places[np.clip(first + step, 0, len(places) - 1)] for step in range(-_NEAR, _NEAR)]
+    apart = np.min([np.linalg.norm(left - right[each], axis=1) for each in near], axis=0)
+    sizes = np.linalg.norm(left, axis=1)
+    off = np.divide(apart, sizes, out=np.where(apart > 0, np.inf, 0.0), where=sizes > 0)
+    epsilon = max(float(ml_dtypes.finfo(each.dtype).eps) for each in (ours, theirs))
+    # Numbers in a long dtype may have been computed in a short one.
+    usual = float(np.median(off))
+    allowed = max(_ROUNDED * epsilon, _TIMES * usual if usual <= _SHORT else 0.0)
+    return int(np.count_nonzero(off > allowed))
 
 
 class HiddenPositions:
@@ -91,6 +122,8 @@ class HiddenPositions:
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
                 if find is in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
+                    return None
+                if find is along and len(where) == positions.size and _are_in_other_order(ours, theirs, shown, positions):
                     return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
