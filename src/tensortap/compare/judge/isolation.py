@@ -39,6 +39,11 @@ class Isolation:
     holders: Collection[str] = ()
     """Modules that pass on tensors by their attributes, such as an auxiliary loss: these cannot be replaced."""
 
+    @property
+    def knows_graph(self) -> bool:
+        """Whether it is known which values are outside the autograd graph."""
+        return self.cut_off != ()
+
     def caller(self, call: CallRows) -> str | None:
         _, step, micro = call.scope
         return self.callers.get((step, micro, call.module, call.number))

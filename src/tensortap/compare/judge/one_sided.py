@@ -428,6 +428,8 @@ def _end_of(
         if not any(call.of("grad_output") for call in around):
             return None
         detacher = _find_detacher(key, calls, structure, isolation, lost)
+        if detacher is None and any(_gets_less(call, structure, isolation, lost) for call in around):
+            return None  # the output that it was made for lacks its gradient, too: it ended further on
         if detacher is None and (
             _ends_inside(key, structure, calls, missing) or _is_returned_without(key, structure, calls, missing)
         ):
@@ -439,6 +441,20 @@ def _end_of(
         cutter = isolation.cutter(calls[0], key.path, structure)
         return key.module if cutter is None else cutter
     return key.module
+
+
+def _gets_less(call: CallRows, structure: Structure, isolation: Isolation, lost: Collection[Key] | None) -> bool:
+    """Whether a call lacks the gradient of an output that is in the graph: what uses it sends none back."""
+    if lost is None or not isolation.knows_graph:
+        return False
+    _, step, micro = call.scope
+    paths = [structure.path[row] for row in call.of("output")]
+    return any(
+        Key(step, micro, "backward", call.module, call.number, "grad_output", path) in lost
+        and not isolation.is_cut_off(call, "output", path)
+        and not isolation.is_outside(call, path)
+        for path in paths
+    )
 
 
 def _is_returned_without(

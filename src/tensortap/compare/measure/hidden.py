@@ -53,16 +53,19 @@ def blind_positions(hidden: Array) -> Positions | None:
 
 def _are_in_other_order(ours: Array, theirs: Array, shown: PairMeasure, positions: Positions) -> bool:
     """Whether a list of tokens, one for each position, has them in another order, as sorted by their experts: leaving
-    positions out explains nothing, and no more tokens have no equal on the other side than are hidden."""
+    positions out explains nothing, and no more tokens have no equal on the other side than are hidden, at other places.
+    """
     if ours.dtype.kind in "biu" or theirs.dtype.kind in "biu":
         return False
     if not difference(ours, theirs).difference.rel_l2 <= EXPLAINS * shown.difference.rel_l2:
         return False
-    return _tokens_without_equal(ours, theirs) <= np.count_nonzero(positions)
+    without = _tokens_without_equal(ours, theirs), _tokens_without_equal(theirs, ours)
+    hidden = positions.reshape(-1)
+    return all(np.count_nonzero(each) <= np.count_nonzero(hidden) and not (each & hidden).any() for each in without)
 
 
-def _tokens_without_equal(ours: Array, theirs: Array) -> int:
-    """Return how many rows have none on the other side, at any place, that is equal up to rounding."""
+def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
+    """Return which rows have none on the other side, at any place, that is equal up to rounding."""
     left, right = (each.reshape(len(each), -1).astype(np.float64) for each in (ours, theirs))
     direction = np.random.default_rng(0).standard_normal(left.shape[1])
     places = np.argsort(right @ direction)
@@ -75,7 +78,7 @@ def _tokens_without_equal(ours: Array, theirs: Array) -> int:
     # Numbers in a long dtype may have been computed in a short one.
     usual = float(np.median(off))
     allowed = max(_ROUNDED * epsilon, _TIMES * usual if usual <= _SHORT else 0.0)
-    return int(np.count_nonzero(off > allowed))
+    return np.asarray(off > allowed)
 
 
 class HiddenPositions:
