@@ -43,6 +43,7 @@ from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
+from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison, display_name
 from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
 from tensortap.isolate.truth import FLOAT64, Truth
@@ -121,6 +122,12 @@ def conclude_live(
         born = isolated_findings(builder, attributor)
         known = {birth.module for birth in born}
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
+        if any(birth.cause is Cause.LOST_INPUT for birth in born):
+            # A parameter that is used together with an input has no gradient without that.
+            without = {key.module for key in lost if key.kind == "input"}
+            of_others = {row for row, end in missing.items() if end.key.kind != "param_grad"}
+            of_others |= {row for row, end in missing.items() if end.key.module not in without}
+            missing = {row: end for row, end in missing.items() if row in of_others}
         if not born and not missing and backward:
             missing = find_lost_term(matched, parameters)
     if born and not missing:

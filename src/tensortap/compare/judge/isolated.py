@@ -121,7 +121,11 @@ class Attributor:
             return True
         if kind in ("input", "output") and self._follows_parameters_inside(row):
             return True
+        if kind == "output" and self._was_handed_on_inside(row):
+            return True
         if kind == "grad_input" and self._follows_a_misled_user(row):
+            return True
+        if kind == "grad_output" and self._lacks_a_gradient_around(row):
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
             return True
@@ -200,6 +204,42 @@ class Attributor:
             and path not in {self.structure.path[given] for given in each.of("input")}
         ]
         return any(self._makes_wrong(inner) for each in without for inner in _all_inside(each))
+
+    def _was_handed_on_inside(self, row: int) -> bool:
+        """Whether a module returns the very tensor that code of a module inside has handed on, and that is wrong there
+        already, as one that it changes in place."""
+        structure, call = self.structure, self.structure.call_of(row)
+        if call is None:
+            return False
+        tensor = structure.tensor[row]
+        users = [user for user in structure.consumers.get(tensor, ()) if is_within(user.module, call.module)]
+        makers = {
+            self.isolation.caller(user)
+            for user in users
+            if any(structure.tensor[given] == tensor and self._wrong(given) for given in user.of("input"))
+        }
+        return any(maker is not None and is_within(maker, call.module) for maker in makers)
+
+    def _lacks_a_gradient_around(self, row: int) -> bool:
+        """Whether the code that made a gradient gets none for one of its own outputs, which is in the graph: what uses
+        that output is at fault, and is reported."""
+        call = self.structure.call_of(self.one_gradient.get(row, (row,))[-1])
+        around = None if call is None else call.parent
+        if around is None or not (self.explained or self._has_wrong_forward):
+            return False
+        _, step, micro = around.scope
+        paths = [self.structure.path[output] for output in around.of("output")]
+        return any(
+            Key(step, micro, "backward", around.module, around.number, "grad_output", path) in self.only_reference
+            and not self.isolation.is_cut_off(around, "output", path)
+            and not self.isolation.is_outside(around, path)
+            for path in paths
+        )
+
+    @cached_property
+    def _has_wrong_forward(self) -> bool:
+        rows = np.flatnonzero(self.judgement.having(*WRONG_STATUSES)).tolist()
+        return any(self.structure.kind[row] in ("input", "output") for row in rows)
 
     def _follows_parameters_inside(self, row: int) -> bool:
         """Whether code that made the same value right before a step may read parameters which that step moved wrongly:

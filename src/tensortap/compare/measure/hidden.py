@@ -126,7 +126,8 @@ class HiddenPositions:
                 shown = difference(*arrays, rtol=rtol, atol=atol)
                 if find is in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
                     return None
-                if find is along and len(where) == positions.size and _are_in_other_order(ours, theirs, shown, positions):
+                is_list = find is along and len(where) == positions.size
+                if is_list and _are_in_other_order(ours, theirs, shown, positions):
                     return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
