@@ -88,8 +88,9 @@ def find_missing_gradients(
     """Find where gradients end in two free runs. Keys are the reference's rows.
 
     A gradient counts as missing only if its module ran on both sides and others of its kind came in the same pass.
-    In addition, parameters must lack their gradients, or get wrong ones (`affected` calls), or the gradient must be
-    that of a term of the loss (`loss_terms.py`). Otherwise the runs may only have been captured or called differently.
+    In addition, parameters must lack their gradients, or a share of one, or get wrong ones (`affected` calls), or the
+    gradient must be that of a term of the loss (`loss_terms.py`). Otherwise the runs may only have been captured or
+    called differently.
     `parameters` is None if the candidate's are not known.
     """
     if not len(matched.alignment.only_reference):
@@ -103,7 +104,9 @@ def find_missing_gradients(
         certain = [
             (row, key)
             for row, key in missing
-            if (pass_of(side, row), key.module, key.call) in affected or is_term(row, key)
+            if (pass_of(side, row), key.module, key.call) in affected
+            or is_term(row, key)
+            or _is_share_of_parameter(key, pass_of(side, row), structure)
         ]
     if not certain:
         return {}
@@ -286,6 +289,17 @@ def _ran_on_both(matched: Matched, structure: Structure, scope: Pass, key: Key) 
         return bool(outputs)
     value = key.kind.removeprefix("grad_")  # may lack a counterpart, as an additional argument does
     return any(structure.path[row] == key.path for call in outputs for row in call.of(value))
+
+
+def _is_share_of_parameter(key: Key, scope: Pass, structure: Structure) -> bool:
+    """Whether a call that gets no gradient at its output uses a parameter that gets one all the same, by another use
+    of it, as a tied one does."""
+    if key.kind != "grad_output":
+        return False
+    calls = [call for call in structure.calls_of_module.get((scope, key.module), ()) if call.number == key.call]
+    if not calls or any(call.children or call.of("grad_output") for call in calls):
+        return False
+    return bool(structure.own_gradients.get((scope, key.module), ()))
 
 
 class _CallersInStructure:
