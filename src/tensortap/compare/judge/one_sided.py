@@ -442,7 +442,7 @@ def _end_of(
         if not any(call.of("grad_output") for call in around):
             return None
         detacher = _find_detacher(key, calls, structure, isolation, lost)
-        if detacher is None and any(_gets_less(call, structure, isolation, lost) for call in around):
+        if detacher is None and any(_gets_less(call, structure, isolation, missing) for call in around):
             return None  # the output that it was made for lacks its gradient, too: it ended further on
         if detacher is None and (
             _ends_inside(key, structure, calls, missing) or _is_returned_without(key, structure, calls, missing)
@@ -457,17 +457,17 @@ def _end_of(
     return key.module
 
 
-def _gets_less(call: CallRows, structure: Structure, isolation: Isolation, lost: Collection[Key] | None) -> bool:
+def _gets_less(
+    call: CallRows, structure: Structure, isolation: Isolation, missing: Collection[tuple[object, ...]]
+) -> bool:
     """Whether a call lacks the gradient of an output that is in the graph: what uses it sends none back."""
-    if lost is None or not isolation.knows_graph:
-        return False
     _, step, micro = call.scope
-    paths = [structure.path[row] for row in call.of("output")]
+    if (step, micro, "backward", call.module, call.number, "grad_output") not in missing or not isolation.knows_graph:
+        return False
+    came = {structure.path[row] for row in call.of("grad_output")}
+    without = {structure.path[row] for row in call.of("output")} - came
     return any(
-        Key(step, micro, "backward", call.module, call.number, "grad_output", path) in lost
-        and not isolation.is_cut_off(call, "output", path)
-        and not isolation.is_outside(call, path)
-        for path in paths
+        not isolation.is_cut_off(call, "output", path) and not isolation.is_outside(call, path) for path in without
     )
 
 
