@@ -74,3 +74,50 @@ def test_both_runs_may_have_it(tmp_path: Path) -> None:
     result = tt.compare(lost, lost)
     assert result.verdict == "match"
     assert any("recomputation in second.drop makes other values" in note for note in result.notes)
+
+
+class Region(nn.Module):
+    """A part of its own code is a region. Its scale may be another one when that runs again."""
+
+    def __init__(self, again: float) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scales = 2.0, again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scales = iter(self.scales)
+        return checkpoint(lambda x: self.last(self.first(x) * next(scales)).tanh(), x, use_reentrant=False)
+
+
+def step_of(model: nn.Module) -> None:
+    model(torch.randn(4, 8, generator=torch.Generator().manual_seed(0))).sum().backward()
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_region_in_the_code_of_a_module_is_attributed_to_it(isolated: bool, tmp_path: Path) -> None:
+    """The module itself is not called again when its region is."""
+
+    def model(again: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), Region(again))
+
+    def captured(again: float) -> Path:
+        path = tmp_path / str(again)
+        with tt.capture(made := model(again), path, keep="tensors"):
+            step_of(made)
+        return path
+
+    def compared(again: float) -> tt.Comparison:
+        if not isolated:
+            return tt.compare(tmp_path / "2.0", captured(again))
+        with tt.check(made := model(again), tmp_path / "2.0") as check:
+            step_of(made)
+        return check.result
+
+    captured(2.0)
+    result = compared(3.0)
+    assert result.first is not None, result.sentence
+    assert (result.first.module, result.first.cause) == ("1", Cause.RECOMPUTATION), result.sentence
+    assert isolated is False or len({birth.module for birth in result.births}) == 1, result.sentence
+    if isolated:
+        assert compared(2.0).verdict == "match"

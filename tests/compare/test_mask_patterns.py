@@ -311,6 +311,23 @@ def test_positions_are_found_in_copies_for_each_expert() -> None:
     assert measured is not None and measured.difference.rel_l2 > 0
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_list_of_tokens_may_have_them_in_another_order_than_positions(moved: bool) -> None:
+    """Sorted by expert, a hidden token is elsewhere; if it chose another one, all tokens between have moved, too."""
+    hidden = HiddenPositions()
+    hidden.add(np.arange(10).reshape(2, 5) == 9)
+    ours = values(5, (10, 4))
+    order = [3, 9, 0, 5, 1, 2, 8, 4, 7, 6]
+    other = [3, 0, 5, 1, 2, 8, 4, 9, 7, 6] if moved else order
+    at_hidden, wrong = ours.copy(), 1.5 * ours
+    at_hidden[9] += 1
+    assert hidden.measure_shown(ours[order], at_hidden[other]) is None
+    measured = hidden.measure_shown(ours[order], wrong[order])
+    assert measured is not None and measured.difference.rel_l2 > 0.4
+    in_order = hidden.measure_shown(ours, at_hidden)
+    assert in_order is not None and in_order.difference.rel_l2 == 0
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 24, 24), (1, 1, 24, 24), (24, 24)])
 def test_a_mask_that_is_broadcast_hides_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
     future = np.broadcast_to(np.triu(np.ones((24, 24), bool), 1), (2, 1, 24, 24))

@@ -95,3 +95,14 @@ def test_weights_of_an_attention_are_compared_without_changed_tokens() -> None:
     assert error_without_tokens(choice, ours.shape, lambda: (ours, theirs)) == 0.0
     theirs[0, 0, 0, 0] += 1
     assert error_without_tokens(choice, ours.shape, lambda: (ours, theirs)) != 0.0
+
+
+def test_a_mask_holds_no_scores() -> None:
+    """Nearly all of its elements are equal, which would tie any choice."""
+    numbers = np.array([[0], [1], [2], [1]]), np.array([[1], [2], [0], [2]])
+    mask = np.zeros((4, 8), np.float32)
+    mask[1, :3] = 1
+    assert changed_choice(numbers, (mask, mask)) is None
+    certain = np.eye(8, dtype=np.float32)[numbers[0][:, 0]] + 0.1 * values(1, (4, 8))
+    found = changed_choice(numbers, (certain, certain))
+    assert found is not None and found.tied is False

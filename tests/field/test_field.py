@@ -127,6 +127,10 @@ FOUND = [
     ("detr", "positions-of-queries-missing", "float32", "isolated"),  # None in place of a tensor
     ("gemma3n", "values-not-normed", "float32", "isolated"),  # values that a layer puts into a dictionary
     ("prophetnet", "position-of-last", "float32", "isolated"),  # a container that reads the weight of an embedding
+    ("granite_swa", "sinks-of-other-heads", "bf16", "summary"),  # a parameter at the start, of a module with a mask
+    ("timesfm", "frequencies-shifted", "attention", "summary"),  # numbers that are no choices among scores
+    ("zaya", "router-forgets", "float32", "isolated"),  # what lacks a gradient since an input is lost
+    ("zaya", "weights-detached", "attention", "summary"),  # tokens sorted by expert, of which some see nothing
 ]
 
 
@@ -148,6 +152,13 @@ def test_right_runs_with_tokens_sorted_by_expert_do_not_alarm(bench: Bench) -> N
     tried = [pair for pair in RIGHT if (pair.family, pair.setting) == ("jetmoe", "autocast")]
     outcomes = [pair.judged(bench, way) for pair in tried for way in ("tensors", "summary")]
     assert outcomes and "false alarm" not in {outcome.outcome for outcome in outcomes}, failures(outcomes, "right")
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary"])
+def test_right_runs_with_hidden_tokens_sorted_by_expert_do_not_alarm(bench: Bench, way: str) -> None:
+    """Each token has one expert, so that a sorted list is as long as all positions, and has them in another order."""
+    (pair,) = [pair for pair in RIGHT if (pair.family, pair.name) == ("zaya", "attention, 2 steps")]
+    assert (outcome := pair.judged(bench, way)).outcome == "right", str(outcome)
 
 
 def test_right_runs_do_not_alarm(bench: Bench) -> None:
