@@ -386,8 +386,12 @@ def _measure_without(
             continue
         if pair in measures.shown:
             continue
-        if (shown := known.measure_shown(left.array(row), right.array(partner), *tolerances)) is not None:
-            measures.take_shown(pair, shown, explained=not off <= EXPLAINS * shown.difference.rel_l2)
+        arrays = left.array(row), right.array(partner)
+        if (shown := known.measure_shown(*arrays, *tolerances)) is not None:
+            explained = not off <= EXPLAINS * shown.difference.rel_l2
+            measures.take_shown(pair, shown, explained)
+            if not explained and known.may_be_sorted(*arrays):
+                measures.in_other_order.add(pair)
 
 
 def _hidden_positions(matched: Matched) -> dict[tuple[int, int, int], HiddenPositions]:
@@ -494,6 +498,7 @@ def pairs_of(matched: Matched) -> Pairs:
         limits=measures.limits,
         masks=measures.masks,
         shown=measures.shown,
+        in_other_order=measures.in_other_order,
         other_lengths=_other_lengths(left, right, alignment, measures.reshaped),
         kink_of=kinks_between(left, right, alignment),
         including_activation={fusion.reference[0] for fusion in matched.fusions.found},

@@ -329,7 +329,7 @@ def prefixed(random: torch.Generator) -> Batch:
     """Four tokens for an image, a question, in which every token sees all others, and an answer, which has labels."""
     batch = language(random, length=14)
     answer = (torch.arange(14) >= torch.tensor([8, 6, 7, 5])[:, None]).long()
-    batch["input_ids"][:, :4] = WORDS - 1
+    batch["input_ids"].clamp_(max=WORDS - 2)[:, :4] = WORDS - 1
     return batch | {
         "token_type_ids": answer,
         "labels": batch["labels"].masked_fill(answer == 0, -100),

@@ -387,15 +387,18 @@ class PairJudge:
     def _may_be_sorted(self, row: int) -> bool:
         """Whether a list of all tokens may have them in another order than positions have, as sorted by their experts.
 
-        Then it belongs to a call inside one that was given choices, and no order of tokens changes its norm: that
-        differs by no more than hidden tokens do. Whole tensors show it themselves, see `measure.hidden`.
+        Then it belongs to a call inside one that was given choices. Whole tensors show whether it may be; from
+        summaries, no order of tokens changes the norm, which differs by no more than hidden tokens do.
         """
         pairs, structure = self.pairs, self.structure
         call = structure.call_of(row)
-        if call is None or call.parent is None or pairs.dimensions[row] != 2 or not np.isnan(pairs.mismatched[row]):
+        if call is None or call.parent is None or pairs.dimensions[row] != 2:
             return False
-        if not any(structure.integers[each] for each in call.parent.of("input")):
+        given = call.parent.of("input")
+        if not any(structure.integers[each] and structure.makers.get(structure.tensor[each]) for each in given):
             return False
+        if not np.isnan(pairs.mismatched[row]):
+            return row in pairs.in_other_order
         ours, theirs = float(pairs.l2[row]) ** 2, float(pairs.candidate_l2[row]) ** 2
         return abs(ours - theirs) <= 2 * self._padded_share(structure.scope[row]) * max(ours, theirs)
 

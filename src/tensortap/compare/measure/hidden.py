@@ -51,19 +51,6 @@ def blind_positions(hidden: Array) -> Positions | None:
     return np.asarray(np.all(hidden, axis=(*heads, hidden.ndim - 1)), bool)
 
 
-def _are_in_other_order(ours: Array, theirs: Array, shown: PairMeasure, positions: Positions) -> bool:
-    """Whether a list of tokens, one for each position, has them in another order, as sorted by their experts: leaving
-    positions out explains nothing, and no more tokens have no equal on the other side than are hidden, at other places.
-    """
-    if ours.dtype.kind in "biu" or theirs.dtype.kind in "biu":
-        return False
-    if not difference(ours, theirs).difference.rel_l2 <= EXPLAINS * shown.difference.rel_l2:
-        return False
-    without = _tokens_without_equal(ours, theirs), _tokens_without_equal(theirs, ours)
-    hidden = positions.reshape(-1)
-    return all(np.count_nonzero(each) <= np.count_nonzero(hidden) and not (each & hidden).any() for each in without)
-
-
 def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
     """Return which rows have none on the other side, at any place, that is equal up to rounding."""
     left, right = (each.reshape(len(each), -1).astype(np.float64) for each in (ours, theirs))
@@ -113,6 +100,23 @@ class HiddenPositions:
                 return np.where(where, ours.astype(theirs.dtype), theirs)
         return theirs
 
+    def may_be_sorted(self, ours: Array, theirs: Array) -> bool:
+        """Whether a list of tokens, one for each position, may have them in another order, as sorted by their experts:
+        no more of them have no equal on the other side than are hidden, and none at the places of these.
+
+        Ask if the hidden positions do not explain what differs.
+        """
+        for positions in self._known.values():
+            where = along(positions, ours.shape)
+            if where is None:
+                continue
+            if len(where) != positions.size or any(each.dtype.kind in "biu" for each in (ours, theirs)):
+                return False
+            hidden = positions.reshape(-1)
+            without = _tokens_without_equal(ours, theirs), _tokens_without_equal(theirs, ours)
+            return all(np.count_nonzero(e) <= np.count_nonzero(hidden) and not (e & hidden).any() for e in without)
+        return False
+
     def measure_shown(
         self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
     ) -> PairMeasure | None:
@@ -125,9 +129,6 @@ class HiddenPositions:
                 arrays = (np.where(where, np.zeros((), each.dtype), each) for each in (ours, theirs))
                 shown = difference(*arrays, rtol=rtol, atol=atol)
                 if find is in_copies and not self._are_copies(len(ours), shown, difference(ours, theirs)):
-                    return None
-                is_list = find is along and len(where) == positions.size
-                if is_list and _are_in_other_order(ours, theirs, shown, positions):
                     return None
                 return replace(shown, difference=replace(shown.difference, equal=False))  # the whole tensors are not
         return None
