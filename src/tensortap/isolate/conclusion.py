@@ -124,9 +124,9 @@ def conclude_live(
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
         if any(birth.cause is Cause.LOST_INPUT for birth in born):
             # A parameter that is used together with an input has no gradient without that.
-            without = {key.module for key in lost if key.kind == "input"}
+            lacking = {key.module for key in lost if key.kind == "input"}
             of_others = {row for row, end in missing.items() if end.key.kind != "param_grad"}
-            of_others |= {row for row, end in missing.items() if end.key.module not in without}
+            of_others |= {row for row, end in missing.items() if end.key.module not in lacking}
             missing = {row: end for row, end in missing.items() if row in of_others}
         if not born and not missing and backward:
             missing = find_lost_term(matched, parameters)

@@ -460,15 +460,19 @@ def _end_of(
 def _gets_less(
     call: CallRows, structure: Structure, isolation: Isolation, missing: Collection[tuple[object, ...]]
 ) -> bool:
-    """Whether a call lacks the gradient of an output that is in the graph: what uses it sends none back."""
+    """Whether a call lacks the gradient of an output that is in the graph, and that later calls are given: these send
+    none back. One that nothing else is given may be used by the code of the call itself."""
     _, step, micro = call.scope
     if (step, micro, "backward", call.module, call.number, "grad_output") not in missing or not isolation.knows_graph:
         return False
     came = {structure.path[row] for row in call.of("grad_output")}
-    without = {structure.path[row] for row in call.of("output")} - came
-    return any(
-        not isolation.is_cut_off(call, "output", path) and not isolation.is_outside(call, path) for path in without
-    )
+    for row in call.of("output"):
+        path, users = structure.path[row], structure.consumers.get(structure.tensor[row], ())
+        if path in came or isolation.is_cut_off(call, "output", path) or isolation.is_outside(call, path):
+            continue
+        if any(user.begin > call.end for user in users):
+            return True
+    return False
 
 
 def _is_returned_without(
