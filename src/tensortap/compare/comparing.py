@@ -29,6 +29,7 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values
+from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
@@ -168,6 +169,9 @@ def open_comparison(
             may_see_nothing=partial(may_see_nothing, *sides, pairs.masks),
         )
         judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
+    judgement, born = find_overflows(
+        *(judgement, structure, born, matched.reference, matched.candidate, matched.alignment)
+    )
     if not (born or missing or extra) and (guessed := find_uncertain_modules(matched, structure)):
         doubts = Doubts(list(dict.fromkeys([*doubts.modules, *guessed])), undecided=True)
     unpaired = UnpairedRanks() if joining else unpaired_ranks(matched, options.ranks)

@@ -29,22 +29,25 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances, raise_rounding
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Spot, Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.gelu import other_gelus_between
-from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
+from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions, see_nothing
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
     MaskDifference,
     boolean_pairs,
+    equal_flags,
     equal_mask,
     equal_masks,
     has_edges,
     mask_difference,
     mask_pairs,
+    padding_mask,
     padding_masks,
     padding_positions,
     pattern_differences,
@@ -270,11 +273,13 @@ def match(
     if stops:
         progress = None  # the total is unknown
     little = is_little_work(left, alignment, open_pairs[whole])
+    padding = _Padding()
     for part, last in _parts(found, open_pairs[whole], stops):
         measured = measure_tensors(left, right, alignment, part, tolerances, engine, progress, in_numpy=little)
         for pair, measure in measured:
             measures.take(pair, measure)
         _remeasure_edges(found, part, tolerances)
+        padding.find(found, part)
         _leave_out_hidden(found, part, tolerances)
         withdraw_guesses(measures, left, right, alignment, part)
         if stops and _diverges(found, last, options):
@@ -329,6 +334,10 @@ def _keep_equal_masks(measures: Measures, reference: Side, candidate: Side, alig
             known[tensor] = equal_mask(reference.array(row))
         if (found := known.get(tensor)) is not None:
             measures.masks[pair] = found
+    if not measures.masks and not padded:  # code that makes its masks inside: the padding alone is known
+        for pair in equal_flags(reference, candidate, alignment, measures.equal):
+            if not reference.kept[row := int(alignment.reference[pair])]:
+                padded[pair] = MaskDifference(0.0, elements := int(reference.elements[row]), elements, False)
     if padded and have_same_padding(reference, candidate):
         measures.masks |= {pair: replace(mask, is_padded=True) for pair, mask in padded.items()}
 
@@ -360,6 +369,38 @@ def without_padding(
         found, np.flatnonzero(whole & ~found.measures.equal & ~found.measures.reshaped), hidden, tolerances
     )
     return found if len(found.measures.shown) > len(matched.measures.shown) else None
+
+
+class _Padding:
+    """Finds forward passes in which padding in front of texts sees nothing, as in a causal attention: the mask of this
+    padding does not show that, but the first values that differ do."""
+
+    def __init__(self) -> None:
+        self._decided: set[tuple[int, int, int]] = set()
+
+    def find(self, matched: Matched, pairs: npt.NDArray[np.int64]) -> None:
+        """Look at pairs that were measured, in execution order, and keep the masks of such padding."""
+        left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
+        masks: dict[tuple[int, int, int], dict[int, MaskDifference]] = {}
+        known = {_scope_of(matched, pair) for pair, mask in measures.masks.items() if mask.frees_positions}
+        for pair in equal_flags(left, right, alignment, measures.equal):
+            scope, row = _scope_of(matched, pair), int(alignment.reference[pair])
+            if scope not in known | self._decided and left.kept[row]:
+                if (mask := padding_mask(left.array(row))) is not None:
+                    masks.setdefault(scope, {})[pair] = mask
+        if not masks:
+            return
+        for pair in pairs[left.phase.among(("forward",))[alignment.reference[pairs]]].tolist():
+            row, partner, scope = int(alignment.reference[pair]), int(alignment.candidate[pair]), _scope_of(matched, pair)
+            off = float(measures.rel_l2[pair])
+            if scope not in masks or scope in self._decided or pair in measures.masks:
+                continue
+            if off <= Policy.base(left.dtype[row], right.dtype[partner]):
+                continue
+            self._decided.add(scope)
+            ours, theirs = left.array(row), right.array(partner)
+            if any(see_nothing(mask.positions, ours, theirs) for mask in masks[scope].values() if mask.positions is not None):
+                measures.masks |= masks[scope]
 
 
 def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:
@@ -474,6 +515,7 @@ def pairs_of(matched: Matched) -> Pairs:
     if len(rows):
         mixed = _mixed(left, right)[left.dtype.codes[rows], right.dtype.codes[partners]]
         rounding = base[left.dtype.codes[rows], right.dtype.codes[partners]] * kinds[left.kind.codes[rows]]
+        rounding = np.maximum(rounding, np.minimum(_underflow(matched), MOST_ASSUMED))
         rounding = raise_rounding(rounding, matched.allowances)
     measures.masks |= boolean_pairs(left, right, alignment, measures.l2_difference)
     rounding[list(measures.masks)] = 0.0  # one hidden element more is a difference in any dtype
@@ -514,7 +556,22 @@ def pairs_of(matched: Matched) -> Pairs:
         l1=alignment.of_reference(left.l1) if len(rows) else np.empty(0),
         mismatched=mismatched,
         most_apart_of=partial(_most_apart, measures),
+        underflow=_underflow(matched),
     )
+
+
+def _underflow(matched: Matched) -> npt.NDArray[np.float64]:
+    """Return the relative error of each pair whose elements are all off by the least number of its dtype."""
+    left, right, alignment = matched.reference, matched.candidate, matched.alignment
+    least = np.array([[Policy.underflow(a, b) for b in right.dtype.words] for a in left.dtype.words])
+    if not least.any():
+        return np.zeros(len(alignment.reference))
+    sizes = least[left.dtype.codes[alignment.reference], right.dtype.codes[alignment.candidate]]
+    ours = matched.measures.sides["reference"]
+    l2, elements = np.asarray(ours["l2"], np.float64), np.asarray(ours["elements"], np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where((sizes > 0) & (l2 > 0), sizes * np.sqrt(elements) / l2, 0.0)
+    return np.nan_to_num(found, nan=0.0, posinf=0.0)
 
 
 def _most_apart(measures: Measures, pair: int) -> float:

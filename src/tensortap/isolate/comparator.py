@@ -16,12 +16,13 @@ from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus
-from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
+from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions, see_nothing
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
 from tensortap.compare.measure.masks import (
     MaskDifference,
     equal_mask,
     mask_difference,
+    padding_mask,
     reshaped_mask_difference,
     without_edges,
 )
@@ -90,6 +91,9 @@ class Comparator:
         self._rows: dict[Key, int] = {}
         self._hidden: dict[tuple[int, int], HiddenPositions] = {}
         """By step and micro step: positions that masks hide."""
+        self._padding: dict[tuple[int, int], dict[int, MaskDifference]] = {}
+        """By step and micro step: rows of masks with padding in front of texts, which sees nothing if attention is
+        causal."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.measure(tensor, key, site)
@@ -112,7 +116,13 @@ class Comparator:
             equal = summary.digest == found.digest and dtype == found.dtype
             self.choices.see(row, key, array, lambda: self._reference.values(found), equal)
             if equal and key.kind == "input":
-                self._take_mask(row, key, equal_mask(array, summary))
+                mask = equal_mask(array, summary)
+                self._take_mask(row, key, mask)
+                if mask is None and (padding := padding_mask(array)) is not None:
+                    masks = self._padding.setdefault((key.step, key.micro), {})
+                    if not self.masks.keys().isdisjoint(masks):  # it was found out that it sees nothing
+                        self._take_mask(row, key, padding)
+                    masks[row] = padding
             if not equal:
                 self._measure_pair(row, key, found, array)
                 self._find_other_gelu(row, key, found, array)
@@ -173,6 +183,7 @@ class Comparator:
         self._keys.clear()
         self._rows.clear()
         self._hidden.clear()
+        self._padding.clear()
         self._given.clear()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
@@ -225,13 +236,23 @@ class Comparator:
             self._hidden.setdefault((key.step, key.micro), HiddenPositions()).add(mask.positions)
         return True
 
+    def _find_padding(self, key: Key, values: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
+        """Find out whether a value differs because padding in front of texts sees nothing, and keep its masks."""
+        masks = self._padding.get((key.step, key.micro), {})
+        if any(mask.positions is not None and see_nothing(mask.positions, values, array) for mask in masks.values()):
+            for row, mask in masks.items():
+                self._take_mask(row, key, mask)
+
     def _without_hidden(
         self, row: int, key: Key, measure: PairMeasure, values: npt.NDArray[Any], array: npt.NDArray[Any]
     ) -> PairMeasure:
         """Leave out positions that a mask hides, if the pair differs there by more than rounding."""
-        hidden, off = self._hidden.get((key.step, key.micro)), measure.difference.rel_l2
-        names = (dtypes.name_of(each.dtype) for each in (values, array))
-        if not hidden or key.phase != "forward" or off <= Policy.base(*names):
+        off, names = measure.difference.rel_l2, (dtypes.name_of(each.dtype) for each in (values, array))
+        if key.phase != "forward" or off <= Policy.base(*names):
+            return measure
+        if (key.step, key.micro) not in self._hidden:
+            self._find_padding(key, values, array)
+        if not (hidden := self._hidden.get((key.step, key.micro))):
             return measure
         shown = hidden.measure_shown(values, array, *self._tolerances)
         if shown is None:

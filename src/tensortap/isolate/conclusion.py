@@ -29,6 +29,7 @@ from tensortap.compare.judge.one_sided import (
 )
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
+from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.read_hidden import find_read_in_isolation
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
@@ -136,6 +137,7 @@ def conclude_live(
         if isolation is not None:
             read = find_read_in_isolation(judgement, pairs, structure, born, partial(_kept, left, alignment))
             judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
+    judgement, born = find_overflows(judgement, structure, born, left, right, alignment, isolation is not None)
     precision = NO_PRECISION
     if isolation is not None and truth is not None:
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}

@@ -50,7 +50,8 @@ class VisibleValues:
             return
         with suppress_errors():
             names = {str(place): name for place, name in enumerate(signature(module.forward).parameters)}
-            given = [each for path, each in tensors if "mask" in names.get(path, path) and self._is_readable(each)]
+            named = [each for path, each in tensors if "mask" in names.get(path, path) or _is_boolean(each)]
+            given = [each for each in named if self._is_readable(each)]
             masks = [self._framework.host(each) for each in given if len(self._framework.local_shape(each)) == 2]
             hidden = [each == 0 for each in masks if each.dtype.kind in "biu"]
             if found := [each for each in hidden if each.any()]:
@@ -108,6 +109,10 @@ class VisibleValues:
             return None
         number = self._on_device.add(tensor, where)
         return None if number is None else _Sketch(mark, number)
+
+
+def _is_boolean(tensor: Any) -> bool:
+    return str(getattr(tensor, "dtype", "")).endswith("bool")
 
 
 class _Sketch(NamedTuple):

@@ -38,7 +38,7 @@ from tensortap.compare.judge.rules import (
     is_doubtful_sum,
     is_drowned,
 )
-from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, explain_by_conditioning
+from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, CANCELLED_SUM, explain_by_conditioning
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
 from tensortap.compare.judge.structure import Ints, Spot
@@ -418,7 +418,7 @@ class PairJudge:
         """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""
         if self.evidence.error[row] <= MOST_ASSUMED:
             return
-        noisy = self.rule[row] in (CANCELLED_GRADIENT, CANCELLED_ERROR)
+        noisy = self.rule[row] in (CANCELLED_GRADIENT, CANCELLED_ERROR, CANCELLED_SUM)
         if noisy or JudgedPair(self.evidence, row, sources, 0.0).cancels:
             self._cancelling.add(row)
             return

@@ -84,6 +84,8 @@ class Pairs:
     mixed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     """Where the two sides have floats of two dtypes."""
 
+    underflow: Floats = field(default_factory=lambda: np.empty(0))
+    """The relative error if all elements are off by the least number of their dtype."""
     is_set_differently: Callable[[int], bool] = lambda pair: False
     """Whether the optimizers of the two sides are known to update a pair of parameters with other settings."""
     other_gelus: Collection[int] = ()

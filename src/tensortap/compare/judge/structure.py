@@ -410,6 +410,10 @@ class Structure:
         """Return the length of the last axis of a record."""
         return int(self._side.row_length[int(self._rows[row])])
 
+    def shape(self, row: int) -> tuple[int, ...]:
+        """Return the shape of a record of the reference."""
+        return self._side.shape(int(self._rows[row]))
+
     def returned(self, row: int, call: CallRows) -> set[int]:
         """Return the numbers of the tensors whose gradient a row is."""
         return self._step_of_row(row).returned(row, call)

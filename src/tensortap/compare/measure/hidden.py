@@ -25,6 +25,8 @@ __all__ = [
     "UNREAD_POSITIONS",
     "HiddenPositions",
     "blind_positions",
+    "padding_in_front",
+    "see_nothing",
 ]
 
 Array = npt.NDArray[Any]
@@ -34,6 +36,8 @@ EXPLAINS = 2.0
 _NEAR, _ROUNDED, _TIMES, _SHORT = 4, 64.0, 8.0, 2.0**-6
 """Neighbours among which a token's equal is looked for; epsilons by which the two may differ, or times as much as most
 tokens do, if these differ by no more than the rounding of short numbers."""
+_AGREES = 2.0**-10
+"""Relative difference of numbers that attention makes of the same."""
 EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
 
@@ -66,6 +70,45 @@ def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
     usual = float(np.median(off))
     allowed = max(_ROUNDED * epsilon, _TIMES * usual if usual <= _SHORT else 0.0)
     return np.asarray(off > allowed)
+
+
+def padding_in_front(flags: Array) -> Positions | None:
+    """Return the padding before the first token of each text, given a mask of 0 and 1 by text and token; None if there
+    is none. In a causal attention these positions see nothing, if 0 means hidden."""
+    if flags.ndim > 2 and flags.size == flags.shape[0] * flags.shape[-1]:
+        flags = flags.reshape(flags.shape[0], flags.shape[-1])
+    if flags.ndim != 2 or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
+        return None
+    found = np.logical_and.accumulate(flags == 0, axis=1)
+    return np.asarray(found, bool) if found.any() and not found.all() else None
+
+
+def see_nothing(positions: Positions, ours: Array, theirs: Array) -> bool:
+    """Whether two tensors differ at some positions alone, and one side has the same numbers at all of them in a text:
+    what attention makes of nothing is zero, or the mean of everything."""
+    where = along(positions, ours.shape)
+    if where is None or where.shape[0] != len(positions) or ours.shape != theirs.shape or ours.ndim < 2:
+        return False
+    shown = [np.where(where, 0.0, each.astype(np.float64)) for each in (ours, theirs)]
+    size = float(np.linalg.norm(shown[0]))
+    if not float(np.linalg.norm(shown[0] - shown[1])) <= _AGREES * size:
+        return False
+    axis = where.shape.index(positions.shape[1], 1)
+    return any(_is_one(np.moveaxis(each, axis, 1), positions) for each in (ours, theirs))
+
+
+def _is_one(array: Array, positions: Positions) -> bool:
+    """Whether a tensor by text and position has the same numbers at all these positions of a text: zeros, or several
+    times the same."""
+    several = False
+    for text, hidden in zip(array.astype(np.float64), positions, strict=True):
+        rows = text[hidden]
+        if not len(rows):
+            continue
+        if not np.abs(rows - rows[:1]).max(initial=0.0) <= _AGREES * np.abs(rows).max(initial=0.0):
+            return False
+        several = several or len(rows) > 1 or not rows.any()
+    return several
 
 
 class HiddenPositions:

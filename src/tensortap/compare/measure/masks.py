@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
-from tensortap.compare.measure.hidden import blind_positions
+from tensortap.compare.measure.hidden import blind_positions, padding_in_front
 from tensortap.core import dtypes
 from tensortap.core.records import Difference, Summary
 from tensortap.core.sketches import fold
@@ -28,6 +28,7 @@ from tensortap.kernels.summary.visible import Positions
 __all__ = [
     "MaskDifference",
     "boolean_pairs",
+    "equal_flags",
     "equal_mask",
     "equal_masks",
     "has_edges",
@@ -36,6 +37,7 @@ __all__ = [
     "mask_difference",
     "mask_of",
     "mask_pairs",
+    "padding_mask",
     "padding_masks",
     "padding_positions",
     "pattern_differences",
@@ -191,6 +193,28 @@ def equal_masks(reference: Side, candidate: Side, alignment: Alignment, equal: B
     masks &= reference.kind.among(("input",))[rows] & (reference.zeros[rows] < reference.elements[rows])
     masks &= (reference.zeros[rows] > 0) & ~candidate.reordered[alignment.candidate[pairs]]
     return [pair for pair in pairs[masks].tolist() if len(reference.shape(int(alignment.reference[pair]))) > 2]
+
+
+def padding_mask(array: Array) -> MaskDifference | None:
+    """Return how an array, which both sides have, frees padding in front of texts, should attention be causal; None if
+    it has none."""
+    if (positions := padding_in_front(array)) is None:
+        return None
+    words = ("padding alone", "padding alone")
+    return MaskDifference(0.0, array.size, int(np.count_nonzero(array)), True, words=words, positions=positions)
+
+
+def equal_flags(reference: Side, candidate: Side, alignment: Alignment, equal: Bools) -> list[int]:
+    """Return the pairs of inputs that are equal, and that consist of 0 and 1, one for each text and token."""
+    pairs = np.flatnonzero(equal)
+    if not len(pairs):
+        return []
+    rows = alignment.reference[pairs]
+    flags = (conventions(reference)[rows] == FLAGS) & reference.kind.among(("input",))[rows]
+    flags &= (reference.zeros[rows] > 0) & (reference.zeros[rows] < reference.elements[rows])
+    flags &= ~_real(reference)[reference.dtype.codes[rows]] & ~candidate.reordered[alignment.candidate[pairs]]
+    shapes = ((pair, reference.shape(int(alignment.reference[pair]))) for pair in pairs[flags].tolist())
+    return [pair for pair, shape in shapes if len(shape) > 1 and np.prod(shape[1:-1]) == 1]
 
 
 def equal_mask(array: Array, summary: Summary | None = None) -> MaskDifference | None:

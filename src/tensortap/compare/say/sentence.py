@@ -423,6 +423,21 @@ def describe_open(why: str, checked: bool, rest: str) -> str:
     return f"Cannot tell whether the runs match: {why}. To tell, {isolating}compare fewer steps, or in float32. {rest}"
 
 
+def describe_overflow(key: str, side: str, dtype: str, pairs: int) -> str:
+    """Say that the verdict is open, because the numbers of one side are beyond the range of its dtype.
+
+    >>> describe_overflow("up · output 0", "candidate", "float16", 9)
+    'Cannot tell whether the runs match: the candidate overflows at up · output 0, where the numbers of the other side \
+are beyond the range of float16. From there on, 9 pairs could not be judged. To tell, compare in a dtype that holds \
+these numbers.'
+    """
+    return (
+        f"Cannot tell whether the runs match: the {side} overflows at {key}, where the numbers of the other side are "
+        f"beyond the range of {dtype}. From there on, {pairs:,} pair{'s' * (pairs > 1)} could not be judged. To tell, "
+        "compare in a dtype that holds these numbers."
+    )
+
+
 def describe_read_hidden(rest: str) -> str:
     """Say that the verdict is open, because the loss depends on positions at which two kinds of attention differ."""
     return (

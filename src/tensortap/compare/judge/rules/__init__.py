@@ -36,6 +36,7 @@ from tensortap.compare.judge.rules.margins import (
     MOST_ASSUMED,
     MOST_CANCELLED,
     NEGLIGIBLE,
+    PARTLY_CANCELS,
     ROUNDED_APART,
     SHARE_ROUNDED_APART,
     SHORT,
@@ -88,8 +89,6 @@ _FLOWING = ("input", "output", "grad_output", "grad_input")
 _MOST_DOUBTED = 1 / 3
 """The largest relative error of a sum of short numbers that is left unjudged. Half of a batch is more; so is
 a factor of 1.2, which counts double along the tensor."""
-_PARTLY_CANCELS = 2.0
-"""Times that the terms of a sum are larger than the sum, from which on signs are not random."""
 _ROUNDINGS_OF_LONG = 16.0
 """Epsilons in the rounding of a long dtype."""
 _FEW_ROUNDINGS = 4.0
@@ -300,7 +299,7 @@ def is_doubtful_sum(pair: JudgedPair, error: float) -> bool:
     """
     if pair.kind != "param_grad" or not pair.is_vector or pair.policy.fixed:
         return False
-    partial = pair.terms if pair.terms > _PARTLY_CANCELS * pair.l2 else pair.l2
+    partial = pair.terms if pair.terms > PARTLY_CANCELS * pair.l2 else pair.l2
     if error * pair.l2 > _MOST_DOUBTED * partial:
         return False
     evidence = pair.evidence

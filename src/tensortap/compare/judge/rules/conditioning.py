@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
-from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED
+from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED, MOST_ASSUMED, PARTLY_CANCELS, SHORT
 from tensortap.compare.judge.structure import CallRows
 
-__all__ = ["CANCELLED_ERROR", "ERROR_OF_PARTS", "explain_by_conditioning"]
+__all__ = ["CANCELLED_ERROR", "CANCELLED_SUM", "ERROR_OF_PARTS", "explain_by_conditioning"]
 
 CANCELLED_ERROR = "error that came in, of what cancels out in it"
+CANCELLED_SUM = "error of the products that it sums, most of which cancel out"
 ERROR_OF_PARTS = "error of the parts of its input: small rows count as much as large ones"
 
 
@@ -23,6 +24,8 @@ def explain_by_conditioning(pair: JudgedPair, error: float) -> str:
         return ""
     if error <= _error_of_cancelled(pair):
         return CANCELLED_ERROR
+    if error <= _error_of_cancelled_sum(pair):
+        return CANCELLED_SUM
     return ERROR_OF_PARTS if error <= _error_of_parts(pair) else ""
 
 
@@ -46,6 +49,45 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
     known = [row for row in pair.sources if not evidence.wrong[row] and evidence.is_known(row)]
     worst = max((max(evidence.propagated[row], evidence.base[row]) for row in known), default=0.0)
     return 2 * CANCELLED * worst * sent / pair.l2  # slopes of single rows may be larger
+
+
+def _error_of_cancelled_sum(pair: JudgedPair) -> float:
+    """The gradient of a matrix sums products of gradients and inputs over all positions. Near a minimum they cancel
+    out: the sum is smaller than one of terms with random signs, while the errors of its terms do not cancel."""
+    evidence = pair.evidence
+    if pair.kind != "param_grad" or pair.is_vector:
+        return 0.0
+    terms = _terms_of_matrix(pair)
+    if terms < PARTLY_CANCELS * pair.l2:
+        return 0.0
+    known = [row for row in pair.sources if not evidence.wrong[row] and evidence.is_known(row)]
+    came_in = max((evidence.propagated[row] for row in known if evidence.propagated[row] < float("inf")), default=0.0)
+    rounding = max((evidence.base[row] for row in known), default=0.0)
+    if rounding < SHORT:
+        rounding *= pair.policy.lengthening("param_grad")
+    allowed = max(pair.policy.passed_on(came_in), rounding) * terms / pair.l2
+    return allowed if terms >= CANCELS * pair.l2 else min(allowed, MOST_ASSUMED)
+
+
+def _terms_of_matrix(pair: JudgedPair) -> float:
+    """Return the norm that the gradient of a matrix has if the signs of what it sums are random; 0 if it is unknown."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    elements = evidence.pairs.elements
+    given = [row for row in pair.sources_of("grad_output") if elements[row] > 1]
+    if pair.is_made_by_container or not given:  # its parameter is added, or multiplied with numbers that are not known
+        return max((evidence.l2[row] for row in pair.sources_of("grad_output", "grad_input") if elements[row] > 1), default=0.0)
+    inputs = [row for row in pair.sources_of("input") if evidence.base[row] > 0]
+    total = sum(evidence.l2[row] ** 2 for row in given) ** 0.5
+    if not inputs:  # an embedding: each of its rows sums gradients
+        return float(total)
+    positions, numbers = 0.0, 0
+    for row in given:
+        shape = structure.shape(row)
+        channels = shape[1] if evidence.pairs.dimensions[pair.row] > 2 and len(shape) > 2 else shape[-1]
+        positions += int(elements[row]) / max(1, channels)
+        numbers += int(elements[row])
+    size = max(evidence.l2[row] / max(1, int(elements[row])) ** 0.5 for row in inputs)
+    return float(total / numbers**0.5 * size * (positions * int(elements[pair.row])) ** 0.5)
 
 
 def _error_of_parts(pair: JudgedPair) -> float:

@@ -267,6 +267,12 @@ class JudgedPair:
         return any(self.evidence.pairs.dimensions[row] > 1 for row in own)
 
     @property
+    def own_matrices(self) -> int:
+        """How many matrices its module has of its own, as far as that was recorded."""
+        dimensions, paths = self.evidence.pairs.dimensions, self.evidence.structure.path
+        return len({paths[row] for row in self._own_parameters if dimensions[row] > 1})
+
+    @property
     def has_parameters(self) -> bool:
         """Whether its module has parameters of its own, as far as that was recorded."""
         return bool(self._own_parameters)

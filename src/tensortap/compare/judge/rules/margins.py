@@ -13,6 +13,7 @@ __all__ = [
     "MOST_ASSUMED",
     "MOST_CANCELLED",
     "NEGLIGIBLE",
+    "PARTLY_CANCELS",
     "ROUNDED_APART",
     "SHARE_ROUNDED_APART",
     "SHORT",
@@ -23,6 +24,8 @@ MOST_ASSUMED = 0.25
 """The largest relative error that a rule allows without a measured error behind it, unless a sum cancels out."""
 CANCELS = 8.0
 """Times that the terms of a sum are larger than the sum, from which on it cancels out."""
+PARTLY_CANCELS = 2.0
+"""Times that the terms of a sum are larger than the sum, from which on signs are not random."""
 CANCELLED = 4.0
 """Times its own rounding by which a gradient may be off that is this much smaller than the one that came in."""
 MOST_CANCELLED = 16.0

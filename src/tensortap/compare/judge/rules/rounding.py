@@ -30,6 +30,8 @@ EPSILON = {
 # rounding of the whole sum.
 _BASE = {"float64": 16.0, "float32": 16.0, "complex128": 16.0, "complex64": 16.0}
 _BASE_OF_SHORT = 1.0
+_LEAST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
+"""The least number of dtypes whose range ends where gradients are: smaller ones are rounded to it, or to zero."""
 _GAIN = 16.0
 # Rounding moves a number by about a quarter of an epsilon: whole epsilons everywhere do several times as much, and need
 # no margin. The worst of many rows is another one each time, and needs one.
@@ -79,6 +81,11 @@ class Policy:
     def base(left: str, right: str) -> float:
         """Return the tolerance of a record with right sources, from the coarser of its two dtypes."""
         return max(EPSILON.get(name, 0.0) * _BASE.get(name, _BASE_OF_SHORT) for name in (left, right))
+
+    @staticmethod
+    def underflow(left: str, right: str) -> float:
+        """Return the distance of two numbers near zero, in the coarser of two dtypes."""
+        return max(_LEAST.get(name, 0.0) for name in (left, right))
 
     @staticmethod
     def lengthening(kind: str) -> float:

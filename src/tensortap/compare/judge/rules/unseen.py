@@ -13,11 +13,14 @@ from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
     "CANCELLED_LOSS",
+    "EXPONENTS_OF_LOSS",
     "KINKS_INSIDE",
     "OWN_SUMS",
     "SHORT_INSIDE",
+    "SHORT_NORM",
     "SHORT_PRODUCT",
     "STATISTICS_INSIDE",
+    "UNDERFLOWS",
     "UNRECORDED_TERMS",
     "UNSEEN_PRODUCT",
     "doubt_unseen_code",
@@ -30,14 +33,21 @@ SHORT_PRODUCT = "rounding of the short dtype in which its product is computed"
 UNRECORDED_TERMS = "rounding of what it sums, which was not recorded"
 UNSEEN_PRODUCT = "rounding of the short dtype in which code multiplies by matrices of modules that it does not call"
 CANCELLED_LOSS = "rounding of what cancels out in the loss"
+EXPONENTS_OF_LOSS = "error of the exponents in a loss"
 KINKS_INSIDE = "activations inside code of which one record covers several layers may have crossed a kink"
+UNDERFLOWS = "its numbers are below the least one of a dtype, and become zero there"
+SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
 _OF_EACH_NORM = 2.0
 """Times the usual rounding that each norm adds. In right pairs of networks with 20 to 36 norms it was up to 1.3, unless
 some of these had two positions only."""
+_OF_TWO_SIDES = 2.0
+"""Epsilons by which two short numbers differ that both sides made in several sums, each of which is rounded."""
 _ROUNDINGS_OF_LOSS = 4.0
 """Epsilons by which a probability may be off: two sides, each with an exponential and a division."""
+_TIMES_EXPONENT = 4.0
+"""Times the mean error of an exponent by which exponentials may be off: large ones are further off than the mean."""
 _BY_KINKS, _SEVERAL = 2.0, 2
 """Times the root of an activation's error by which kinks move a gradient; and layers that share a record."""
 _ALONG = 0.9
@@ -60,6 +70,8 @@ def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
     """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
     if pair.policy.fixed or not pair.l2 > 0:
         return ""
+    if len(pair.evidence.pairs.underflow) and error <= float(pair.evidence.pairs.underflow[pair.row]):
+        return UNDERFLOWS
     if error <= _kinks_inside(pair):
         return KINKS_INSIDE
     return SHORT_INSIDE if _is_doubtful_inside(pair, error) else ""
@@ -116,23 +128,30 @@ def _statistics_inside(pair: JudgedPair) -> float:
 
 def _short_product(pair: JudgedPair) -> float:
     """Under autocast, the gradient of a matrix is a product of short numbers that is rounded to their dtype, and then
-    kept in a longer one."""
+    kept in a longer one. A module whose output is short casts its input to that dtype, if it is longer."""
     if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT or pair.policy.noise is not None:
         return 0.0
     evidence = pair.evidence
     given, activations = pair.sources_of("grad_output"), pair.sources_of("input")
-    if not given or not activations or pair.is_made_by_container:
+    if not given or not any(evidence.base[source] > 0 for source in activations) or pair.is_made_by_container:
         return 0.0
-    short = min(evidence.base[source] for source in (*given, *activations) if evidence.base[source] > 0)
-    return short if short >= SHORT else 0.0
+    short = min(evidence.base[source] for source in given)
+    return _OF_TWO_SIDES * short if short >= SHORT else 0.0
+
+
+def _short_norm(pair: JudgedPair) -> float:
+    """Gradients in a short dtype have a norm in it. If it lands on another number, the factor by which all gradients
+    are clipped is an epsilon off, and then each of them is rounded."""
+    return _OF_TWO_SIDES * pair.base if pair.kind == "step_grad" and pair.base >= SHORT else 0.0
 
 
 def _unseen_product(pair: JudgedPair) -> float:
     """Recurrent cells, and attention by functions, multiply by matrices themselves. Under autocast that is done in a
-    short dtype, and no record has to show it."""
+    short dtype, and no record has to show it. Such code calls modules that own them, or owns several itself."""
     if not pair.evidence.mixed_rounding or pair.base >= SHORT:
         return 0.0
-    return Policy.lengthening(pair.kind) * pair.evidence.mixed_rounding if _multiplies_unseen(pair) else 0.0
+    unseen = _multiplies_unseen(pair) or pair.own_matrices >= _SEVERAL
+    return Policy.lengthening(pair.kind) * pair.evidence.mixed_rounding if unseen else 0.0
 
 
 def _cancelled_loss(pair: JudgedPair) -> float:
@@ -142,13 +161,39 @@ def _cancelled_loss(pair: JudgedPair) -> float:
     if pair.kind != "grad_output" or pair.base >= SHORT:
         return 0.0
     elements = evidence.pairs.elements
-    if any(int(elements[source]) > 1 for source in pair.sources_of(*GRADIENT_KINDS)):
-        return 0.0  # another gradient of the model came in: it is not the loss alone
-    call = evidence.structure.call_of(pair.row)
-    if call is None or evidence.structure.users(pair.row, call):
+    if not _is_of_loss(pair):
         return 0.0
     rows = max(1.0, int(elements[pair.row]) / pair.row_length)
     return float(min(MOST_ASSUMED, _ROUNDINGS_OF_LOSS * EPSILON["float32"] / (rows**0.5 * pair.l2)))
+
+
+def _exponentials_of_loss(pair: JudgedPair) -> float:
+    """A loss takes exponentials of what the model returns, as in a softmax. Their relative error is the absolute error
+    of the exponents, and so is that of a probability less a target, if little is left of it."""
+    evidence = pair.evidence
+    call = evidence.structure.call_of(pair.row) if _is_of_loss(pair) else None
+    if call is None:
+        return 0.0
+    isolated, off = evidence.pairs.isolated, 0.0
+    for row in call.of("output"):
+        distance = evidence.distance[row] if isolated is None else 0.0
+        if isolated is not None and isolated.cast[row]:
+            distance = evidence.base[row] * evidence.l2[row]
+        if not evidence.wrong[row] and distance < float("inf"):
+            off = max(off, float(distance / max(1, int(evidence.pairs.elements[row])) ** 0.5))
+    return min(MOST_ASSUMED, _TIMES_EXPONENT * off)
+
+
+def _is_of_loss(pair: JudgedPair) -> bool:
+    """Whether it is a gradient that the loss alone sends back: no module uses the output."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind != "grad_output":
+        return False
+    came_in = [row for row in pair.sources_of(*GRADIENT_KINDS) if int(evidence.pairs.elements[row]) > 1]
+    if any(evidence.l2[row] != pair.l2 or evidence.error[row] != evidence.error[pair.row] for row in came_in):
+        return False  # another gradient of the model came in, not the same one of a module inside
+    call = structure.call_of(pair.row)
+    return call is not None and not structure.users(pair.row, call)
 
 
 def _unrecorded_loss(pair: JudgedPair) -> float:
@@ -198,9 +243,11 @@ def _multiplies_unseen(pair: JudgedPair) -> bool:
 _AMOUNTS = (
     (STATISTICS_INSIDE, _statistics_inside),
     (SHORT_PRODUCT, _short_product),
+    (SHORT_NORM, _short_norm),
     (UNSEEN_PRODUCT, _unseen_product),
     (CANCELLED_LOSS, _cancelled_loss),
     (CANCELLED_LOSS, _unrecorded_loss),
+    (EXPONENTS_OF_LOSS, _exponentials_of_loss),
     (OWN_SUMS, _own_sums),
     (UNRECORDED_TERMS, _unrecorded_terms),
 )
