@@ -27,9 +27,9 @@ from tensortap.compare.judge.one_sided import (
     find_missing_gradients,
     find_uncertain_modules,
 )
+from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values
-from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.read_hidden import find_read_hidden
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.by_design import name_rules
@@ -37,6 +37,7 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.shown_elements import ShownElements
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.unpassed import find_unpassed
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, match, pairs_of, reference_movement, without_padding
 from tensortap.compare.measure.engines import engine_of
@@ -169,6 +170,7 @@ def open_comparison(
             may_see_nothing=partial(may_see_nothing, *sides, pairs.masks),
         )
         judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
+    judgement, born = find_unpassed(judgement, structure, born)
     judgement, born = find_overflows(
         *(judgement, structure, born, matched.reference, matched.candidate, matched.alignment)
     )

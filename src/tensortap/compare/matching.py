@@ -36,7 +36,7 @@ from tensortap.compare.judge.structure import Spot, Structure
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.gelu import other_gelus_between
-from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions, see_nothing
+from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
 from tensortap.compare.measure.kinks import kinks_between
 from tensortap.compare.measure.masks import (
     MaskDifference,
@@ -47,7 +47,6 @@ from tensortap.compare.measure.masks import (
     has_edges,
     mask_difference,
     mask_pairs,
-    padding_mask,
     padding_masks,
     padding_positions,
     pattern_differences,
@@ -57,6 +56,7 @@ from tensortap.compare.measure.masks import (
 )
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.movement import ReferenceMovement
+from tensortap.compare.measure.padding import CausalPadding
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors
 from tensortap.compare.measure.visible import have_same_padding, leave_out_hidden_sums
@@ -273,13 +273,13 @@ def match(
     if stops:
         progress = None  # the total is unknown
     little = is_little_work(left, alignment, open_pairs[whole])
-    padding = _Padding()
+    padding = CausalPadding(left, right, alignment, measures)
     for part, last in _parts(found, open_pairs[whole], stops):
         measured = measure_tensors(left, right, alignment, part, tolerances, engine, progress, in_numpy=little)
         for pair, measure in measured:
             measures.take(pair, measure)
         _remeasure_edges(found, part, tolerances)
-        padding.find(found, part)
+        padding.find(part)
         _leave_out_hidden(found, part, tolerances)
         withdraw_guesses(measures, left, right, alignment, part)
         if stops and _diverges(found, last, options):
@@ -369,38 +369,6 @@ def without_padding(
         found, np.flatnonzero(whole & ~found.measures.equal & ~found.measures.reshaped), hidden, tolerances
     )
     return found if len(found.measures.shown) > len(matched.measures.shown) else None
-
-
-class _Padding:
-    """Finds forward passes in which padding in front of texts sees nothing, as in a causal attention: the mask of this
-    padding does not show that, but the first values that differ do."""
-
-    def __init__(self) -> None:
-        self._decided: set[tuple[int, int, int]] = set()
-
-    def find(self, matched: Matched, pairs: npt.NDArray[np.int64]) -> None:
-        """Look at pairs that were measured, in execution order, and keep the masks of such padding."""
-        left, right, alignment, measures = matched.reference, matched.candidate, matched.alignment, matched.measures
-        masks: dict[tuple[int, int, int], dict[int, MaskDifference]] = {}
-        known = {_scope_of(matched, pair) for pair, mask in measures.masks.items() if mask.frees_positions}
-        for pair in equal_flags(left, right, alignment, measures.equal):
-            scope, row = _scope_of(matched, pair), int(alignment.reference[pair])
-            if scope not in known | self._decided and left.kept[row]:
-                if (mask := padding_mask(left.array(row))) is not None:
-                    masks.setdefault(scope, {})[pair] = mask
-        if not masks:
-            return
-        for pair in pairs[left.phase.among(("forward",))[alignment.reference[pairs]]].tolist():
-            row, partner, scope = int(alignment.reference[pair]), int(alignment.candidate[pair]), _scope_of(matched, pair)
-            off = float(measures.rel_l2[pair])
-            if scope not in masks or scope in self._decided or pair in measures.masks:
-                continue
-            if off <= Policy.base(left.dtype[row], right.dtype[partner]):
-                continue
-            self._decided.add(scope)
-            ours, theirs = left.array(row), right.array(partner)
-            if any(see_nothing(mask.positions, ours, theirs) for mask in masks[scope].values() if mask.positions is not None):
-                measures.masks |= masks[scope]
 
 
 def _leave_out_hidden(matched: Matched, pairs: npt.NDArray[np.int64], tolerances: Tolerances) -> None:

@@ -239,6 +239,8 @@ class Check(Observer):
                 comparator.masks,
                 comparator.shown,
                 comparator.kinks,
+                comparator.step_noise,
+                comparator.unpassed,
                 comparator.choices,
                 comparator.other_gelus,
                 isolation,

@@ -15,9 +15,10 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.tree import Site
 from tensortap.capture.unique_keys import UniqueKeys
 from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.unpassed import measure_passed
 from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions, see_nothing
-from tensortap.compare.measure.kinks import CrossedKink, crossed_kink
+from tensortap.compare.measure.kinks import CrossedKink, crossed_kink, few_steps
 from tensortap.compare.measure.masks import (
     MaskDifference,
     equal_mask,
@@ -26,6 +27,7 @@ from tensortap.compare.measure.masks import (
     reshaped_mask_difference,
     without_edges,
 )
+from tensortap.compare.measure.step_noise import step_noise
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -61,6 +63,10 @@ class Comparator:
         """Rows measured without the positions that a mask hides → whether these are what makes them differ."""
         self.kinks: dict[int, CrossedKink] = {}
         """Row → how a gradient differs without the elements that crossed a kink."""
+        self.step_noise: dict[int, float] = {}
+        """Row → the error of an optimizer's step that a gradient explains."""
+        self.unpassed: set[int] = set()
+        """Rows of gradients that differ where their module passes nothing on."""
         self.choices = LiveChoices()
         self.other_gelus: set[int] = set()
         """Rows of outputs that one side computes by a GELU with erf and the other by one with tanh."""
@@ -200,10 +206,31 @@ class Comparator:
         if summarize(array).edge:
             measure = replace(measure, difference=without_edges(measure.difference, values, array, rtol, atol))
         measure = self._without_hidden(row, key, measure, values, array)
+        measure = self._without_unpassed(row, key, measure, values, array)
         self.measured[row] = measure
+        if key.kind in ("param_grad", "step_grad"):
+            self.step_noise[row] = step_noise(values, array)
+        if key.kind == "param" and (few := crossed_kink(values, array, few=few_steps(array.size))) is not None:
+            self.kinks[row] = few
         is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
         if is_large and (kink := crossed_kink(values, array)) is not None:
             self.kinks[row] = kink
+
+    def _without_unpassed(
+        self, row: int, key: Key, measure: PairMeasure, values: npt.NDArray[Any], array: npt.NDArray[Any]
+    ) -> PairMeasure:
+        """Leave out gradients at zeros of the output, if these are all that differs."""
+        if key.kind != "grad_output" or not measure.difference.rel_l2 > _LEAST_KINK:
+            return measure
+        output = self._reference.get(key._replace(kind="output", phase="forward"))
+        if output is None or output.location is None:
+            return measure
+        passed = measure_passed(self._reference.values(output), values, array)
+        base = Policy.base(*(dtypes.name_of(each.dtype) for each in (values, array)))
+        if passed is None or not passed.difference.rel_l2 <= base:
+            return measure
+        self.unpassed.add(row)
+        return replace(passed, difference=replace(passed.difference, equal=False))
 
     def _note_given(self, key: Key, found: Counterpart) -> None:
         """Note a tensor as what its own call is given, or the call around it gets."""

@@ -27,14 +27,15 @@ from tensortap.compare.judge.one_sided import (
     find_missing_gradients,
     find_missing_in_isolation,
 )
+from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
-from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.read_hidden import find_read_in_isolation
 from tensortap.compare.judge.recomputations import find_recomputations
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
+from tensortap.compare.judge.unpassed import UNPASSED, find_unpassed
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.matching import Matched, pairs_of, reference_movement
 from tensortap.compare.measure.kinks import CrossedKink
@@ -63,6 +64,8 @@ def conclude_live(
     masks: Mapping[int, MaskDifference],
     shown: Mapping[int, bool],
     kinks: Mapping[int, CrossedKink],
+    step_noise: Mapping[int, float],
+    unpassed: Collection[int],
     choices: LiveChoices,
     other_gelus: Collection[int],
     isolation: Isolation | None,
@@ -88,6 +91,8 @@ def conclude_live(
             measures.take_shown(pair, measured[row], shown[row])
         elif row in measured:
             measures.take(pair, measured[row])
+            if row in unpassed:
+                measures.limits[pair] = UNPASSED
         if row in masks and measures.equal[pair]:
             measures.masks[pair] = masks[row]
         elif row in masks:
@@ -98,6 +103,8 @@ def conclude_live(
     pairs = replace(
         pairs_of(matched),
         kink_of=lambda pair: kinks.get(rows[pair]),
+        step_noise_of=lambda pair: step_noise.get(rows[pair]),
+        keeps_gradients=bool(step_noise),
         choices=LiveChoiceReader(choices, rows),
         other_gelus={pair for pair, row in enumerate(rows) if row in other_gelus},
     )
@@ -137,6 +144,8 @@ def conclude_live(
         if isolation is not None:
             read = find_read_in_isolation(judgement, pairs, structure, born, partial(_kept, left, alignment))
             judgement, born = read.without(judgement), [each for each in born if each.row not in read.rows]
+    if isolation is None:
+        judgement, born = find_unpassed(judgement, structure, born)
     judgement, born = find_overflows(judgement, structure, born, left, right, alignment, isolation is not None)
     precision = NO_PRECISION
     if isolation is not None and truth is not None:

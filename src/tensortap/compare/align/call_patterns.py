@@ -27,6 +27,10 @@ _Spot = tuple[int, int, int, str]
 """Rank, step, micro step and module."""
 
 
+_Calls = dict[_Spot, dict[int, list[int]]]
+"""By spot and call: the rows of a forward pass."""
+
+
 @dataclass(frozen=True)
 class OtherCalls:
     """The modules that the runs call in two patterns."""
@@ -66,6 +70,12 @@ def without_other_calls(reference: Side, candidate: Side, alignment: Alignment) 
         inside = any(found[:3] == spot[:3] and spot[3].startswith(f"{found[3]}.") for found in patterns)
         if counts[0] != counts[1] and (spot in spots or inside):
             patterns[spot] = counts
+    dense = _given_every_token((reference, sides[0]), (candidate, sides[1]), spots)
+    patterns |= {
+        spot: (len(sides[0][spot]), len(sides[1][spot]))
+        for spot in sorted(sides[0].keys() & sides[1].keys())
+        if any(spot == each or (spot[:3] == each[:3] and spot[3].startswith(f"{each[3]}.")) for each in dense)
+    }
     if not patterns:
         return alignment, OtherCalls({})
     apart = [_of_spots(side, patterns) for side in (reference, candidate)]
@@ -81,6 +91,31 @@ def without_other_calls(reference: Side, candidate: Side, alignment: Alignment) 
     return found, OtherCalls(patterns, (int(apart[0].sum()), int(apart[1].sum())), joined)
 
 
+def _given_every_token(ours: tuple[Side, _Calls], theirs: tuple[Side, _Calls], spots: Collection[_Spot]) -> set[_Spot]:
+    """Return experts to which one side gives every token, and the other side a share of them: together as many as the
+    experts that each token chose. What was not chosen has no weight in what the caller returns."""
+    groups: dict[tuple[int, int, int, str, str], list[_Spot]] = {}
+    for spot in spots:
+        if spot[3].rpartition(".")[2].isdigit() and all(len(calls.get(spot, ())) == 1 for _, calls in (ours, theirs)):
+            cls = ours[0].cls[ours[1][spot][next(iter(ours[1][spot]))][0]]
+            groups.setdefault((*spot[:3], spot[3].rpartition(".")[0], cls), []).append(spot)
+    found: set[_Spot] = set()
+    for group in groups.values():
+        lengths = [[_length(*side, spot) for spot in group] for side in (ours, theirs)]
+        for every, some in (lengths, lengths[::-1]):
+            tokens = every[0] if len(set(every)) == 1 else 0
+            if len(group) > 1 and tokens and sum(some) % tokens == 0 and max(some) <= tokens:
+                found |= set(group)
+    return found
+
+
+def _length(side: Side, calls: _Calls, spot: _Spot) -> int:
+    """Return the length of the first axis of what the only call of a module is given."""
+    (rows,) = calls[spot].values()
+    given = [side.shape(row) for row in rows if side.kind[row] == "input"]
+    return given[0][0] if given and given[0] else 0
+
+
 def _spot(side: Side, row: int) -> _Spot:
     return int(side.rank[row]), int(side.step[row]), int(side.pass_number[row]), side.module[row]
 
@@ -90,9 +125,8 @@ def _names_within(side: Side, names: Collection[str]) -> list[str]:
     return [word for word in side.module.words if any(word == name or word.startswith(f"{name}.") for name in names)]
 
 
-def _calls(side: Side, names: Collection[str]) -> dict[_Spot, dict[int, list[int]]]:
-    """Return by spot and call the rows of a forward pass."""
-    found: dict[_Spot, dict[int, list[int]]] = {}
+def _calls(side: Side, names: Collection[str]) -> _Calls:
+    found: _Calls = {}
     rows = np.flatnonzero(side.module.among(tuple(names)) & side.kind.among(("input", "output")))
     for row in rows.tolist():
         found.setdefault(_spot(side, row), {}).setdefault(int(side.call[row]), []).append(row)

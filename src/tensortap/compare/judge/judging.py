@@ -46,7 +46,7 @@ from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
-from tensortap.compare.measure.kinks import CrossedKink
+from tensortap.compare.measure.kinks import CrossedKink, few_steps
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
 __all__ = ["CallsWithoutGradient", "Judgement", "PairJudge", "are_nearly"]
@@ -242,7 +242,11 @@ class PairJudge:
             return
         is_broken = self._is_broken[row]
         too_far = (is_broken and self.pairs.reshaped[row]) or not error <= self.tolerance[row]
-        may_follow = too_far and not propagated and not (is_broken and self.pairs.nonfinite[row])
+        may_follow = (
+            too_far
+            and (not propagated or (self.ties and not after_wrong))
+            and not (is_broken and self.pairs.nonfinite[row])
+        )
         if may_follow and (tie := self._follows_tie(row, sources)):
             self.status[row], self.rule[row] = tie
             return
@@ -360,7 +364,7 @@ class PairJudge:
         if self.pairs.most_apart_of(row) <= _MOST_STEPS * step and apart <= self.tolerance[row] * evidence.l2[row]:
             return True  # one element is much of a short row
         few = self.pairs.kink_of(row)
-        if few is None or few.crossed > _FEW_CROSSED:
+        if few is None or few.crossed > few_steps(int(self.pairs.elements[row])):
             return False
         return bool(few.rel_l2 <= self.tolerance[row] and apart <= _FLIPPED * step * few.crossed**0.5)
 

@@ -99,11 +99,17 @@ class Ties:
             choice = self._choice_of(call, structure.kind[row], shown)
         if choice is None and call is not None and structure.kind[row] == "input" and not isolated:
             return self._status_of_routed(row, call, sources)
+        if choice is None and call is not None and structure.kind[row] == "input":
+            choice = self._choice_by_cast(row, call, sources)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
             # The gradient of a value that other tokens chose depends on them just as the value does.
             choice = next((self._of[each] for each in call.of("input", "output") if each in self._of), None)
         if choice is None and call is not None and structure.kind[row] in ("grad_output", "grad_input"):
             return self._status_beside_choice(row, call, tolerance)
+        if choice is None and isolated and structure.kind[row] == "param_grad":
+            # A check leaves gradients of other tokens out: they have another shape.
+            given = (each for user in structure.users_of_own(row) for each in user.of("input", "output"))
+            choice = next((self._of[each] for each in given if each in self._of), None)
         if choice is None or reader is None:
             return None
         self.add(row, choice)
@@ -115,6 +121,27 @@ class Ties:
                 del self._of[row]
                 return None
         return "unjudged", FOLLOWS_TIE
+
+    def _choice_by_cast(self, row: int, call: CallRows, sources: Sequence[int]) -> ChangedChoice | None:
+        """Return a choice that code of a container may have made otherwise, because the reference's scores were cast to
+        a shorter dtype in a check; None if it is no input of an expert, or if much of it differs."""
+        pairs, structure = self._evidence.pairs, self._evidence.structure
+        experts = _experts_beside(call, row, structure)
+        if pairs.isolated is None or len(experts) < _LEAST_EXPERTS or not self._evidence.l2[row] > 0:
+            return None
+        given = [each for each in sources if structure.kind[each] == "output" and pairs.isolated.cast[each]]
+        scores = [each for each in given if structure.row_length(each) >= len(experts) and self._is_right(each)]
+        size = (float(pairs.candidate_l2[row]) / self._evidence.l2[row]) ** 2
+        if (
+            not scores
+            or not abs(size - 1) <= _MOST_CHANGED
+            or max(self._evidence.base[each] for each in scores) < SHORT
+        ):
+            return None
+        tokens = int(pairs.elements[scores[0]]) // max(1, structure.row_length(scores[0]))
+        choice = ChangedChoice(tokens, 1, None, experts=len(experts))
+        self.choices[row] = choice
+        return choice
 
     def _status_of_routed(self, row: int, call: CallRows, sources: Sequence[int]) -> tuple[str, str] | None:
         """Return status and rule of the input of an expert that code of a container chose, if rounding may have decided

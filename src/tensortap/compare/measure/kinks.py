@@ -17,7 +17,7 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.kernels import difference
 
-__all__ = ["CrossedKink", "crossed_kink", "kinks_between"]
+__all__ = ["CrossedKink", "crossed_kink", "few_steps", "kinks_between"]
 
 Array = npt.NDArray[Any]
 _FEW = 4
@@ -26,6 +26,8 @@ _FEW = 4
 _LEAST_OF_PARAMETERS = 8 * _FEW
 """Elements of a parameter's gradient of which few may differ. Each sums over all positions, so that one position that
 crossed a kink moves one element of a vector."""
+_SHARE_OF_STEPS = 1 / 256
+"""Share of a parameter's elements whose gradient may be nearly zero, as under an input that is constant."""
 _DOMINANT = 100.0
 """Share of the difference that these must have in comparison with all others."""
 
@@ -46,10 +48,15 @@ class CrossedKink:
     """How many of them are zero on neither side."""
 
 
-def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW) -> CrossedKink | None:
+def few_steps(elements: int) -> int:
+    """Return how many elements of a parameter may take another step, because their gradient is nearly zero."""
+    return max(_FEW, int(elements * _SHARE_OF_STEPS))
+
+
+def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW, few: int = _FEW) -> CrossedKink | None:
     """Return how a pair differs without the elements that are zero on one side alone; None if there are none.
 
-    If these do not explain the difference, the few elements that differ most are left out as well, in tensors of more
+    If these do not explain the difference, the `few` elements that differ most are left out as well, in tensors of more
     than `least` elements.
     """
     ours, theirs = (array.astype(np.float64) for array in (ours, theirs))
@@ -58,7 +65,7 @@ def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW) -> CrossedK
     apart = np.where(crossed, 0.0, np.abs(ours - theirs))
     outliers = np.zeros_like(crossed)
     if apart.size > least:
-        worst = np.argpartition(apart.reshape(-1), -_FEW)[-_FEW:]
+        worst = np.argpartition(apart.reshape(-1), -few)[-few:]
         squares = np.square(apart.reshape(-1))
         rest = (squares.sum() - squares[worst].sum()) / apart.size
         if squares[worst].sum() > _DOMINANT * rest * apart.size:
@@ -78,9 +85,10 @@ def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Cal
 
     def of_pair(pair: int) -> CrossedKink | None:
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
+        few = few_steps(int(reference.elements[left])) if reference.kind[left] == "param" else _FEW
         if reference.kept[left] and candidate.kept[right]:
             least = _LEAST_OF_PARAMETERS if reference.kind[left] == "param_grad" else 64 * _FEW
-            return crossed_kink(reference.array(left), candidate.array(right), least)
+            return crossed_kink(reference.array(left), candidate.array(right), least, few)
         if candidate.reordered[right]:
             return None
         if not reference.has_sketch[left] or not candidate.has_sketch[right]:
@@ -91,16 +99,17 @@ def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Cal
         )
         apart = ours.astype(np.float64) - theirs
         zeros = abs(int(reference.zeros[left]) - int(candidate.zeros[right]))
-        return _from_sketch(apart, float(reference.l2[left]), int(reference.elements[left]), zeros)
+        return _from_sketch(apart, float(reference.l2[left]), int(reference.elements[left]), zeros, few)
 
     return of_pair
 
 
-def _from_sketch(apart: Array, size: float, elements: int, zeros: int) -> CrossedKink | None:
+def _from_sketch(apart: Array, size: float, elements: int, zeros: int, few: int) -> CrossedKink | None:
     """Leave out the sums that differ most: an element that crossed a kink is in one of them."""
+    few = max(_FEW, min(few, apart.size // 8))
     if not np.isfinite(apart).all() or not size or zeros > _FEW:
         return None
     squares = np.sort(np.square(apart))[::-1]
-    rest = squares[_FEW:].sum() * squares.size / (squares.size - _FEW)
-    crossed = int(np.count_nonzero(squares[:_FEW] > 64 * rest / squares.size))
+    rest = squares[few:].sum() * squares.size / (squares.size - few)
+    crossed = int(np.count_nonzero(squares[:few] > 64 * rest / squares.size))
     return CrossedKink(crossed, elements, float(np.sqrt(rest)) / size, float("nan"), False) if crossed else None

@@ -14,12 +14,12 @@ from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEviden
 from tensortap.compare.judge.first_operator import with_operators
 from tensortap.compare.judge.judged_elsewhere import all_judged_elsewhere
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.overflow import OVERFLOWS
+from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.read_hidden import READ_HIDDEN
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.rules.unseen import KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS
+from tensortap.compare.judge.rules.unseen import KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
@@ -182,7 +182,7 @@ def _unsupported(matched: Matched, judgement: Judgement) -> str:
 def _are_covered(matched: Matched, judgement: Judgement) -> bool:
     """Whether all pairs that changed choices or errors left unjudged match in other steps."""
     open_rules = (TIE_UNKNOWN, FOLLOWS_TIE, MOST_CAME_IN)
-    never_covered = UNREAD_ROUGHLY, ROUNDING_INSIDE, KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS
+    never_covered = UNREAD_ROUGHLY, ROUNDING_INSIDE, KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
     if any(judgement.rule[row] in never_covered for row in judgement.unjudged):
         return False
     rows = [row for row in judgement.unjudged if judgement.rule[row] in open_rules]
@@ -194,7 +194,7 @@ def _far_off(matched: Matched, judgement: Judgement) -> str:
     rows = [
         row
         for row in judgement.unjudged
-        if judgement.rule[row] in (MOST_CAME_IN, UNREAD_ROUGHLY, SHORT_INSIDE, UNDERFLOWS)
+        if judgement.rule[row] in (MOST_CAME_IN, UNREAD_ROUGHLY, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS)
         or (judgement.rule[row] in (ROUNDING_INSIDE, KINKS_INSIDE) and matched.measures.rel_l2[row] > _FAR)
     ]
     if not rows:
@@ -213,7 +213,9 @@ def _overflow(matched: Matched, judgement: Judgement) -> str:
     if not rows:
         return ""
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
-    first = min(rows, key=lambda row: (int(left.step[alignment.reference[row]]), int(left.seq[alignment.reference[row]])))
+    first = min(
+        rows, key=lambda row: (int(left.step[alignment.reference[row]]), int(left.seq[alignment.reference[row]]))
+    )
     ours, theirs = int(alignment.reference[first]), int(alignment.candidate[first])
     broken = int(right.nan[theirs] + right.posinf[theirs] + right.neginf[theirs])
     name, dtype = ("candidate", right.dtype[theirs]) if broken else ("reference", left.dtype[ours])

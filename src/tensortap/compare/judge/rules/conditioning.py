@@ -9,23 +9,28 @@ from collections.abc import Iterable, Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED, MOST_ASSUMED, PARTLY_CANCELS, SHORT
+from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.judge.structure import CallRows
 
 __all__ = ["CANCELLED_ERROR", "CANCELLED_SUM", "ERROR_OF_PARTS", "explain_by_conditioning"]
 
 CANCELLED_ERROR = "error that came in, of what cancels out in it"
 CANCELLED_SUM = "error of the products that it sums, most of which cancel out"
+_OF_FLAT_NORM = 1000.0
+"""Times that a norm may enlarge a gradient: one over the root of an epsilon of 1e-6."""
 ERROR_OF_PARTS = "error of the parts of its input: small rows count as much as large ones"
 
 
 def explain_by_conditioning(pair: JudgedPair, error: float) -> str:
     """Return the rule that allows an error; empty if none does."""
-    if pair.policy.fixed or not pair.l2 > 0:
+    if pair.policy.fixed or not pair.l2 >= 0:
         return ""
-    if error <= _error_of_cancelled(pair):
-        return CANCELLED_ERROR
-    if error <= _error_of_cancelled_sum(pair):
+    if float(pair.evidence.distance[pair.row]) <= _error_of_cancelled_sum(pair):
         return CANCELLED_SUM
+    if not pair.l2 > 0:
+        return ""
+    if error <= max(_error_of_cancelled(pair), _rounding_of_flat_norm(pair)):
+        return CANCELLED_ERROR
     return ERROR_OF_PARTS if error <= _error_of_parts(pair) else ""
 
 
@@ -52,8 +57,11 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
 
 
 def _error_of_cancelled_sum(pair: JudgedPair) -> float:
-    """The gradient of a matrix sums products of gradients and inputs over all positions. Near a minimum they cancel
-    out: the sum is smaller than one of terms with random signs, while the errors of its terms do not cancel."""
+    """Return the absolute error of a sum that cancels out.
+
+    The gradient of a matrix sums products of gradients and inputs over all positions. Near a minimum they cancel out:
+    the sum is smaller than one of terms with random signs, while the errors of its terms do not cancel.
+    """
     evidence = pair.evidence
     if pair.kind != "param_grad" or pair.is_vector:
         return 0.0
@@ -65,8 +73,24 @@ def _error_of_cancelled_sum(pair: JudgedPair) -> float:
     rounding = max((evidence.base[row] for row in known), default=0.0)
     if rounding < SHORT:
         rounding *= pair.policy.lengthening("param_grad")
-    allowed = max(pair.policy.passed_on(came_in), rounding) * terms / pair.l2
-    return allowed if terms >= CANCELS * pair.l2 else min(allowed, MOST_ASSUMED)
+    allowed = max(pair.policy.passed_on(came_in), rounding) * terms
+    return float(allowed if terms >= CANCELS * pair.l2 else min(allowed, MOST_ASSUMED * pair.l2))
+
+
+def _rounding_of_flat_norm(pair: JudgedPair) -> float:
+    """A norm of numbers that are all the same divides by the root of its epsilon, and removes nearly all of the
+    gradient that it was given. What is left is rounding, enlarged by as much."""
+    structure = pair.evidence.structure
+    if pair.kind not in ("grad_output", "grad_input") or pair.base >= SHORT:
+        return 0.0
+    own = structure.call_of(pair.row) if pair.kind == "grad_input" else None
+    calls = structure.made_in(pair.row) if own is None else [own]
+    norms = [
+        call for call in calls if call.of("grad_output") and "Norm" in structure.class_of(call.of("grad_output")[0])
+    ]
+    given = max((_largest(pair, call.of("grad_output")) for call in norms), default=0.0)
+    rounding = EPSILON["float32"] * _OF_FLAT_NORM * given
+    return 2 * CANCELLED * rounding / pair.l2 if pair.l2 < rounding else 0.0
 
 
 def _terms_of_matrix(pair: JudgedPair) -> float:
@@ -75,7 +99,9 @@ def _terms_of_matrix(pair: JudgedPair) -> float:
     elements = evidence.pairs.elements
     given = [row for row in pair.sources_of("grad_output") if elements[row] > 1]
     if pair.is_made_by_container or not given:  # its parameter is added, or multiplied with numbers that are not known
-        return max((evidence.l2[row] for row in pair.sources_of("grad_output", "grad_input") if elements[row] > 1), default=0.0)
+        return max(
+            (evidence.l2[row] for row in pair.sources_of("grad_output", "grad_input") if elements[row] > 1), default=0.0
+        )
     inputs = [row for row in pair.sources_of("input") if evidence.base[row] > 0]
     total = sum(evidence.l2[row] ** 2 for row in given) ** 0.5
     if not inputs:  # an embedding: each of its rows sums gradients

@@ -21,6 +21,7 @@ __all__ = [
     "SHORT_PRODUCT",
     "STATISTICS_INSIDE",
     "UNDERFLOWS",
+    "UNEVEN_STEPS",
     "UNRECORDED_TERMS",
     "UNSEEN_PRODUCT",
     "doubt_unseen_code",
@@ -36,6 +37,7 @@ CANCELLED_LOSS = "rounding of what cancels out in the loss"
 EXPONENTS_OF_LOSS = "error of the exponents in a loss"
 KINKS_INSIDE = "activations inside code of which one record covers several layers may have crossed a kink"
 UNDERFLOWS = "its numbers are below the least one of a dtype, and become zero there"
+UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides the steps of these"
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
@@ -46,6 +48,8 @@ _OF_TWO_SIDES = 2.0
 """Epsilons by which two short numbers differ that both sides made in several sums, each of which is rounded."""
 _ROUNDINGS_OF_LOSS = 4.0
 """Epsilons by which a probability may be off: two sides, each with an exponential and a division."""
+_PART_OF_STEP = 1 / 4
+"""Part of a step by which a parameter may be off if one in 64 elements goes the other way."""
 _TIMES_EXPONENT = 4.0
 """Times the mean error of an exponent by which exponentials may be off: large ones are further off than the mean."""
 _BY_KINKS, _SEVERAL = 2.0, 2
@@ -72,9 +76,23 @@ def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
         return ""
     if len(pair.evidence.pairs.underflow) and error <= float(pair.evidence.pairs.underflow[pair.row]):
         return UNDERFLOWS
+    if _may_be_uneven_steps(pair, error):
+        return UNEVEN_STEPS
     if error <= _kinks_inside(pair):
         return KINKS_INSIDE
     return SHORT_INSIDE if _is_doubtful_inside(pair, error) else ""
+
+
+def _may_be_uneven_steps(pair: JudgedPair, error: float) -> bool:
+    """Whether a parameter is off by a part of a step, and many elements of its gradient are nearly zero, as under
+    inputs that are constant: noise decides their step. Summaries do not show how many."""
+    evidence = pair.evidence
+    if pair.kind != "param" or evidence.pairs.is_set_differently(pair.row):
+        return False
+    step, gradients = evidence.structure.scope[pair.row][1], evidence.optimizer.so_far(pair.row)
+    if not evidence.optimizer.noise(pair.row, pair.sources) or gradients.worst_share(step) is not None:
+        return False
+    return gradients.are_uneven(step) and error <= _PART_OF_STEP * evidence.step_size(pair.row)
 
 
 def _kinks_inside(pair: JudgedPair) -> float:
