@@ -479,8 +479,8 @@ MIXER = Handwritten(
     mistakes=(
         ("dropout of another rate", "drop", {"p": 0.2}),
         ("mean over channels", "", ("self.norm1(x).mT).mT", "self.norm1(x.mean(1, keepdim=True).expand_as(x)).mT).mT")),
-        ("seed", "", trains(seed=3)),
-        ("weight norm badly loaded", "up.parametrizations.weight.0", lambda t: t.model.up.parametrizations.weight.original0.data.mul_(1.05), "state"),
+        ("seed", ("", "drop"), trains(seed=3)),
+        ("weight norm badly loaded", "up.parametrizations.weight", lambda t: t.model.up.parametrizations.weight.original0.data.mul_(1.05), "state"),
     ),
 )  # fmt: skip
 

@@ -22,7 +22,15 @@ from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.device_reader import VisibleSketches
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.probe import probe
-from tensortap.kernels.summary.visible import COPIES, Positions, along, folded, in_copies, sketch_of_visible
+from tensortap.kernels.summary.visible import (
+    COPIES,
+    Positions,
+    along,
+    folded,
+    in_copies,
+    padding_in_front,
+    sketch_of_visible,
+)
 
 __all__ = ["VisibleValues"]
 
@@ -50,11 +58,12 @@ class VisibleValues:
             return
         with suppress_errors():
             names = {str(place): name for place, name in enumerate(signature(module.forward).parameters)}
-            named = [each for path, each in tensors if "mask" in names.get(path, path) or _is_boolean(each)]
-            given = [each for each in named if self._is_readable(each)]
-            masks = [self._framework.host(each) for each in given if len(self._framework.local_shape(each)) == 2]
-            hidden = [each == 0 for each in masks if each.dtype.kind in "biu"]
-            if found := [each for each in hidden if each.any()]:
+            known = [(names.get(path, path), each) for path, each in tensors if self._is_readable(each)]
+            masks = [each for name, each in known if "mask" in name and len(self._framework.local_shape(each)) == 2]
+            others = [each for name, each in known if "mask" not in name and _is_boolean(each)]
+            flags = [each for each in map(self._framework.host, masks) if each.dtype.kind in "biu"]
+            in_front = map(padding_in_front, map(self._framework.host, others))
+            if found := [*(each == 0 for each in flags if (each == 0).any()), *(p for p in in_front if p is not None)]:
                 self._hidden[micro] = found
                 self._found.setdefault("", {})[f"{micro}.hidden"] = _Sketch(" ".join(map(_digest, found)))
 

@@ -25,7 +25,6 @@ __all__ = [
     "UNREAD_POSITIONS",
     "HiddenPositions",
     "blind_positions",
-    "padding_in_front",
     "see_nothing",
 ]
 
@@ -70,17 +69,6 @@ def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
     usual = float(np.median(off))
     allowed = max(_ROUNDED * epsilon, _TIMES * usual if usual <= _SHORT else 0.0)
     return np.asarray(off > allowed)
-
-
-def padding_in_front(flags: Array) -> Positions | None:
-    """Return the padding before the first token of each text, given a mask of 0 and 1 by text and token; None if there
-    is none. In a causal attention these positions see nothing, if 0 means hidden."""
-    if flags.ndim > 2 and flags.size == flags.shape[0] * flags.shape[-1]:
-        flags = flags.reshape(flags.shape[0], flags.shape[-1])
-    if flags.ndim != 2 or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
-        return None
-    found = np.logical_and.accumulate(flags == 0, axis=1)
-    return np.asarray(found, bool) if found.any() and not found.all() else None
 
 
 def see_nothing(positions: Positions, ours: Array, theirs: Array) -> bool:

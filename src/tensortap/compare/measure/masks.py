@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Bools, Side
-from tensortap.compare.measure.hidden import blind_positions, padding_in_front
+from tensortap.compare.measure.hidden import blind_positions
 from tensortap.core import dtypes
 from tensortap.core.records import Difference, Summary
 from tensortap.core.sketches import fold
 from tensortap.kernels import difference, summarize
-from tensortap.kernels.summary.visible import Positions
+from tensortap.kernels.summary.visible import Positions, padding_in_front
 
 __all__ = [
     "MaskDifference",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "sketch_of_visible"]
+__all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "padding_in_front", "sketch_of_visible"]
 
 SUMS = 64
 """A distance is then known to 9 %, which suffices to tell rounding from a mistake."""
@@ -47,6 +47,21 @@ def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
     if shape and batch > 1 and fits[0] and empty.any():
         return np.asarray(empty.reshape(batch, *(1,) * (len(shape) - 1)), bool)
     return None
+
+
+def padding_in_front(flags: Array) -> Positions | None:
+    """Return the padding before the first token of each text, given a mask of 0 and 1 by text and token; None if there
+    is none. In a causal attention these positions see nothing, if 0 means hidden.
+
+    If a text consists of zeros alone, 0 means that a token is seen: few batches have empty texts, and most have one
+    without padding.
+    """
+    if flags.ndim > 2 and flags.size == flags.shape[0] * flags.shape[-1]:
+        flags = flags.reshape(flags.shape[0], flags.shape[-1])
+    if flags.ndim != 2 or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
+        return None
+    found = np.asarray(np.logical_and.accumulate(flags == 0, axis=1), bool)
+    return found if found.any() and not found.all(axis=1).any() else None
 
 
 def in_copies(positions: Positions, shape: tuple[int, ...]) -> Positions | None:

@@ -263,7 +263,11 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
         return False
     if pair.l2 > 0:  # a row may be off by much more than the whole, where it is magnified
         error = min(error, float(pair.evidence.pairs.distance[pair.row]) / pair.l2)
-    return error <= (MOST_ASSUMED if pair.is_made_by_container else _FEW_ROUNDINGS * rounding)
+    # Code that uses the parameters of a module and does not call it is a container's.
+    structure = pair.evidence.structure
+    users = structure.users_of_own(pair.row) if pair.kind == "param_grad" else []
+    by_container = pair.is_made_by_container or any(call.module != structure.module[pair.row] for call in users)
+    return error <= (MOST_ASSUMED if by_container else _FEW_ROUNDINGS * rounding)
 
 
 def _roundings_of_partial_sums(pair: JudgedPair) -> float:

@@ -29,7 +29,7 @@ def explain_by_conditioning(pair: JudgedPair, error: float) -> str:
         return CANCELLED_SUM
     if not pair.l2 > 0:
         return ""
-    if error <= max(_error_of_cancelled(pair), _rounding_of_flat_norm(pair)):
+    if error <= max(_error_of_cancelled(pair), _rounding_of_flat_norm(pair), _error_of_saturated(pair)):
         return CANCELLED_ERROR
     return ERROR_OF_PARTS if error <= _error_of_parts(pair) else ""
 
@@ -114,6 +114,29 @@ def _terms_of_matrix(pair: JudgedPair) -> float:
         numbers += int(elements[row])
     size = max(evidence.l2[row] / max(1, int(elements[row])) ** 0.5 for row in inputs)
     return float(total / numbers**0.5 * size * (positions * int(elements[pair.row])) ** 0.5)
+
+
+def _error_of_saturated(pair: JudgedPair) -> float:
+    """Where an activation is saturated, as a tanh of large numbers, its slope is the rest of a difference: as far off
+    as its output is, in absolute terms, and large against the rest."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind not in ("grad_output", "grad_input"):
+        return 0.0
+    own = structure.call_of(pair.row) if pair.kind == "grad_input" else None
+    calls = structure.made_in(pair.row) if own is None else [own]
+    allowed = 0.0
+    for call in calls:
+        held = structure.parameters_of.get((*call.scope[:2], call.module), []) or structure.own_gradients.get(
+            (call.scope, call.module), []
+        )
+        values = [row for row in call.of("input", "output") if evidence.is_known(row) and not evidence.wrong[row]]
+        if call.children or held or not values:
+            continue
+        worst = max(max(evidence.propagated[row], evidence.base[row]) for row in values)
+        given = _largest(pair, call.of("grad_output"))
+        if given >= CANCELS * pair.l2 and worst < float("inf"):
+            allowed = max(allowed, CANCELLED * worst * given / pair.l2)
+    return allowed
 
 
 def _error_of_parts(pair: JudgedPair) -> float:

@@ -14,6 +14,7 @@ from tensortap.core.records import GRADIENT_KINDS
 __all__ = [
     "CANCELLED_LOSS",
     "EXPONENTS_OF_LOSS",
+    "FITTED",
     "KINKS_INSIDE",
     "OWN_SUMS",
     "SHORT_INSIDE",
@@ -37,6 +38,7 @@ CANCELLED_LOSS = "rounding of what cancels out in the loss"
 EXPONENTS_OF_LOSS = "error of the exponents in a loss"
 KINKS_INSIDE = "activations inside code of which one record covers several layers may have crossed a kink"
 UNDERFLOWS = "its numbers are below the least one of a dtype, and become zero there"
+FITTED = "little is left of a loss whose targets are met, and rounding of the outputs is much of it"
 UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides the steps of these"
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
@@ -76,11 +78,27 @@ def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
         return ""
     if len(pair.evidence.pairs.underflow) and error <= float(pair.evidence.pairs.underflow[pair.row]):
         return UNDERFLOWS
+    if _may_be_fitted(pair, error):
+        return FITTED
     if _may_be_uneven_steps(pair, error):
         return UNEVEN_STEPS
     if error <= _kinks_inside(pair):
         return KINKS_INSIDE
     return SHORT_INSIDE if _is_doubtful_inside(pair, error) else ""
+
+
+def _may_be_fitted(pair: JudgedPair, error: float) -> bool:
+    """Whether a loss sends back what is left of its targets, and one side computes in a short dtype: if the model
+    meets its targets, little is left, and the rounding of the outputs is much of it. A factor moves all of it along
+    itself, which rounding does not do."""
+    evidence = pair.evidence
+    if not evidence.mixed_rounding or pair.policy.noise is not None or not _is_of_loss(pair):
+        return False
+    if int(evidence.pairs.elements[pair.row]) < 2 or not len(evidence.pairs.candidate_l2):
+        return False
+    if error > (1 if evidence.structure.is_at_start(pair.row) else 2):  # a wrong loss shows in the first step
+        return False
+    return bool(abs(float(evidence.pairs.candidate_l2[pair.row]) / pair.l2 - 1) <= _ALONG * error)
 
 
 def _may_be_uneven_steps(pair: JudgedPair, error: float) -> bool:
