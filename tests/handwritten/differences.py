@@ -177,7 +177,7 @@ class Adafactor(torch.optim.Optimizer):
                         factor = torch.outer((rows / rows.mean()).rsqrt(), columns.rsqrt())
                         update = grad * factor
                     else:
-                        update = grad / torch.sqrt(rows[:, None] * columns[None, :] / rows.mean())
+                        update = grad / (torch.sqrt(rows / rows.mean())[:, None] * torch.sqrt(columns))
                 else:
                     update = grad * square.rsqrt() if self.foreach else grad / square.sqrt()
                 update = update / max(1.0, float(update.square().mean().sqrt()))

@@ -85,7 +85,8 @@ def _pairs_of(name: str, number: int) -> Iterator[Right]:
         yield Right("autocast", name, d.AUTOCAST)
         yield Right("autocast of the reference", name, reference=d.AUTOCAST, steps=few)
         yield Right("autocast, fitted", name, d.AUTOCAST, common=fit)
-        yield Right("autocast and first rewrite", name, both(d.AUTOCAST, first))
+        if _runs(name, first, torch.bfloat16):
+            yield Right("autocast and first rewrite", name, both(d.AUTOCAST, first))
         yield Right("sums under autocast", name, d.SUMS, common=d.AUTOCAST)
         half = _runs(name, nothing, torch.float16)
         if floats and half:

@@ -55,6 +55,8 @@ _FLOWING = ("input", "output", "grad_output", "grad_input")
 _FLOWING_GRADIENTS = ("grad_output", "grad_input")
 _FEW_CROSSED, _SHARE_CROSSED = 4, 16.0
 """Elements of a gradient that may cross a kink whatever the activations; and per error of these and element."""
+_LEAST_ELEMENTS = 64
+"""Elements of a gradient of which one may be all that differs."""
 _MOST_STEPS = 4.0
 """Times the usual step of an optimizer by which an element may be off: two steps, each of twice the usual size."""
 
@@ -332,7 +334,7 @@ class PairJudge:
             return False
         kink = self.pairs.kink_of(row)
         if kink is None:
-            return False
+            return self._is_one_element(row)
         pair = JudgedPair(evidence, row, sources, 0.0)
         errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
         if self.pairs.isolated is not None:  # they have no error but that of a cast
@@ -348,6 +350,15 @@ class PairJudge:
         self.kinks[row] = kink
         return True
 
+    def _is_one_element(self, row: int) -> bool:
+        """Whether one element of a small gradient is all that differs: an activation that passes something on either
+        side of its kink, as a PReLU, is zero on none."""
+        apart, most = float(self.pairs.distance[row]), self.pairs.most_apart_of(row)
+        if not (0 < most <= apart) or int(self.pairs.elements[row]) < _LEAST_ELEMENTS:
+            return False
+        rest = max(0.0, apart**2 - most**2) ** 0.5
+        return bool(rest <= self.tolerance[row] * self.evidence.l2[row] and rest <= most / 2)
+
     def _is_few_steps(self, row: int, sources: Sequence[int]) -> bool:
         """Whether few elements of a parameter took another step and all others agree.
 
@@ -359,7 +370,10 @@ class PairJudge:
             return False
         if not evidence.optimizer.noise(row, sources) or any(evidence.wrong[source] for source in sources):
             return False
-        step = evidence.step_size(row) * evidence.l2[row] / int(self.pairs.elements[row]) ** 0.5
+        gradients = [source for source in sources if self.structure.kind[source] in ("param_grad", "step_grad")]
+        still = min((int(self.pairs.zeros[source]) for source in gradients), default=0)  # these hardly move
+        moved = max(1, int(self.pairs.elements[row]) - still)
+        step = evidence.step_size(row) * evidence.l2[row] / moved**0.5
         apart = float(self.pairs.distance[row])
         if self.pairs.most_apart_of(row) <= _MOST_STEPS * step and apart <= self.tolerance[row] * evidence.l2[row]:
             return True  # one element is much of a short row

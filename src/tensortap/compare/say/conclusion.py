@@ -19,7 +19,7 @@ from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.read_hidden import READ_HIDDEN
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
+from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
@@ -182,7 +182,16 @@ def _unsupported(matched: Matched, judgement: Judgement) -> str:
 def _are_covered(matched: Matched, judgement: Judgement) -> bool:
     """Whether all pairs that changed choices or errors left unjudged match in other steps."""
     open_rules = (TIE_UNKNOWN, FOLLOWS_TIE, MOST_CAME_IN)
-    never_covered = UNREAD_ROUGHLY, ROUNDING_INSIDE, KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS, FITTED
+    never_covered = (
+        UNREAD_ROUGHLY,
+        ROUNDING_INSIDE,
+        KINKS_INSIDE,
+        SHORT_INSIDE,
+        UNDERFLOWS,
+        UNEVEN_STEPS,
+        FITTED,
+        SATURATED,
+    )
     if any(judgement.rule[row] in never_covered for row in judgement.unjudged):
         return False
     rows = [row for row in judgement.unjudged if judgement.rule[row] in open_rules]
@@ -194,7 +203,8 @@ def _far_off(matched: Matched, judgement: Judgement) -> str:
     rows = [
         row
         for row in judgement.unjudged
-        if judgement.rule[row] in (MOST_CAME_IN, UNREAD_ROUGHLY, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS, FITTED)
+        if judgement.rule[row]
+        in (MOST_CAME_IN, UNREAD_ROUGHLY, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS, FITTED, SATURATED)
         or (judgement.rule[row] in (ROUNDING_INSIDE, KINKS_INSIDE) and matched.measures.rel_l2[row] > _FAR)
     ]
     if not rows:

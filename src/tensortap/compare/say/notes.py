@@ -12,7 +12,7 @@ from tensortap.compare.align.calls import argument_notes
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.recomputations import changed_recomputations
 from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, OTHER_GELU, ROUNDING_INSIDE
-from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
+from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
 from tensortap.compare.matching import Matched
@@ -147,7 +147,7 @@ def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
     unseen = 'capture with compiled="inside" or "eager"'
     advised = {NAIVE_SUM: "", MOVED_TIES: "", ROUNDING_INSIDE: advice, MOST_CAME_IN: advice, KINKS_INSIDE: unseen}
     advised |= {SHORT_INSIDE: advice, UNDERFLOWS: "scale the loss, or compare in float32"}
-    advised[FITTED] = "compare in one dtype"
+    advised |= {FITTED: "compare in one dtype", SATURATED: "compare in one dtype"}
     advised[UNEVEN_STEPS] = 'capture with keep="tensors"'
     for rule, to_do in advised.items():
         rows = [row for row in judgement.unjudged if judgement.rule[row] == rule]

@@ -49,7 +49,7 @@ def _error_of_cancelled(pair: JudgedPair) -> float:
     sent = max((_slope(pair, call) * _largest(pair, call.of("grad_output")) for call in calls), default=0.0)
     if pair.is_made_by_container:
         sent = max(sent, _largest(pair, pair.sources_of("grad_input")))
-    if sent < CANCELS * pair.l2:
+    if sent < CANCELLED * pair.l2:
         return 0.0
     known = [row for row in pair.sources if not evidence.wrong[row] and evidence.is_known(row)]
     worst = max((max(evidence.propagated[row], evidence.base[row]) for row in known), default=0.0)

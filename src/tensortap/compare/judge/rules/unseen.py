@@ -6,8 +6,10 @@ As those of `conditioning`, these rules are asked only of pairs that no other ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensortap.compare.judge.rules.evidence import JudgedPair
-from tensortap.compare.judge.rules.margins import MOST_ASSUMED, SHORT
+from tensortap.compare.judge.rules.margins import ENLARGED, MOST_ASSUMED, SHORT
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.core.records import GRADIENT_KINDS
 
@@ -17,6 +19,7 @@ __all__ = [
     "FITTED",
     "KINKS_INSIDE",
     "OWN_SUMS",
+    "SATURATED",
     "SHORT_INSIDE",
     "SHORT_NORM",
     "SHORT_PRODUCT",
@@ -41,6 +44,7 @@ UNDERFLOWS = "its numbers are below the least one of a dtype, and become zero th
 FITTED = "little is left of a loss whose targets are met, and rounding of the outputs is much of it"
 UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides the steps of these"
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
+SATURATED = "error that came in, of large numbers that code takes bounded functions of"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
 _OF_EACH_NORM = 2.0
@@ -52,6 +56,8 @@ _ROUNDINGS_OF_LOSS = 4.0
 """Epsilons by which a probability may be off: two sides, each with an exponential and a division."""
 _PART_OF_STEP = 1 / 4
 """Part of a step by which a parameter may be off if one in 64 elements goes the other way."""
+_MUCH_LARGER = 8.0
+"""Times that numbers are larger than what code makes of them, from which on its functions are bounded."""
 _TIMES_EXPONENT = 4.0
 """Times the mean error of an exponent by which exponentials may be off: large ones are further off than the mean."""
 _BY_KINKS, _SEVERAL = 2.0, 2
@@ -78,6 +84,8 @@ def doubt_unseen_code(pair: JudgedPair, error: float) -> str:
         return ""
     if len(pair.evidence.pairs.underflow) and error <= float(pair.evidence.pairs.underflow[pair.row]):
         return UNDERFLOWS
+    if error <= _saturated_code(pair):
+        return SATURATED
     if _may_be_fitted(pair, error):
         return FITTED
     if _may_be_uneven_steps(pair, error):
@@ -265,10 +273,54 @@ def _lacks_terms(pair: JudgedPair) -> bool:
 
 def _own_sums(pair: JudgedPair) -> float:
     """A parameter that the code of a container uses, such as the decay of a state-space model, has a gradient that sums
-    over time and over positions. Two ways to compute it add the same in other orders, at each of these sums."""
-    if pair.kind != "param_grad" or not (pair.is_made_by_container or _multiplies_unseen(pair)):
+    over time and over positions. Two ways to compute it add the same in other orders, at each of these sums. So do
+    values of code with several products in one record, as attention by functions."""
+    several = _multiplies_unseen(pair) or pair.own_matrices >= _SEVERAL
+    meant = pair.is_made_by_container if pair.kind == "param_grad" else False
+    if pair.kind not in ("param_grad", "output", "grad_input") or not (meant or several):
         return 0.0
     return Policy.lengthening("param_grad") * pair.base if pair.base < SHORT else 0.0
+
+
+def _saturated_code(pair: JudgedPair) -> float:
+    """The own code of a container may take bounded functions of large numbers, as a tanh. What it hands on is off by no
+    more than these, in absolute terms, which is much in relation to the rest."""
+    evidence = pair.evidence
+    if pair.kind not in ("input", "output") or not pair.is_made_by_container or evidence.pairs.isolated is not None:
+        return 0.0
+    given = [row for row in pair.sources_of("input", "output") if not evidence.wrong[row] and evidence.is_known(row)]
+    large = [row for row in given if evidence.l2[row] >= _MUCH_LARGER * pair.l2]
+    distance = max((evidence.distance[row] for row in large if evidence.distance[row] < float("inf")), default=0.0)
+    return float(ENLARGED * distance / pair.l2)
+
+
+def _cancelled_scalar(pair: JudgedPair) -> float:
+    """A loss inside the model may be a difference of large numbers, of which little is left if its targets are met."""
+    if pair.kind != "output" or int(pair.evidence.pairs.elements[pair.row]) != 1 or not pair.is_made_by_container:
+        return 0.0
+    return _error_of_scalar(pair, pair.row, pair.sources)
+
+
+def _error_of_scalar(pair: JudgedPair, row: int, sources: Sequence[int]) -> float:
+    """Return the relative error that what a number is made from may cause in it."""
+    evidence = pair.evidence
+    known = [each for each in sources if not evidence.wrong[each] and evidence.is_known(each)]
+    off = [max(evidence.base[at], pair.policy.passed_on(evidence.propagated[at])) * evidence.l2[at] for at in known]
+    worst = max((each for each in off if each < float("inf")), default=0.0)
+    return min(MOST_ASSUMED, worst / evidence.l2[row]) if evidence.l2[row] > 0 else 0.0
+
+
+def _gradient_of_scalar(pair: JudgedPair) -> float:
+    """Gradients of such a loss are what is left of probabilities and targets: they may be off as the loss is."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind not in ("grad_output", "param_grad"):
+        return 0.0
+    calls = structure.users_of_own(pair.row) if pair.kind == "param_grad" else []
+    if (own := structure.call_of(pair.row)) is not None and pair.kind == "grad_output" and own.parent is not None:
+        calls = [own.parent]
+    rows = [row for call in calls if call.children for row in call.of("output")]
+    scalars = [row for row in rows if int(evidence.pairs.elements[row]) == 1 and not evidence.wrong[row]]
+    return max((_error_of_scalar(pair, row, structure.sources(row)) for row in scalars), default=0.0)
 
 
 def _multiplies_unseen(pair: JudgedPair) -> bool:
@@ -285,5 +337,8 @@ _AMOUNTS = (
     (CANCELLED_LOSS, _unrecorded_loss),
     (EXPONENTS_OF_LOSS, _exponentials_of_loss),
     (OWN_SUMS, _own_sums),
+    (SATURATED, lambda pair: min(MOST_ASSUMED, _saturated_code(pair))),
+    (CANCELLED_LOSS, _cancelled_scalar),
+    (CANCELLED_LOSS, _gradient_of_scalar),
     (UNRECORDED_TERMS, _unrecorded_terms),
 )
