@@ -104,7 +104,7 @@ def _given_every_token(ours: tuple[Side, _Calls], theirs: tuple[Side, _Calls], s
         lengths = [[_length(*side, spot) for spot in group] for side in (ours, theirs)]
         for every, some in (lengths, lengths[::-1]):
             tokens = every[0] if len(set(every)) == 1 else 0
-            if len(group) > 1 and tokens and sum(some) % tokens == 0 and max(some) <= tokens:
+            if len(group) > 1 and tokens and every != some and sum(some) % tokens == 0 and max(some) <= tokens:
                 found |= set(group)
     return found
 
