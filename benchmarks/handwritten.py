@@ -30,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from field.measuring import OUTCOMES, WAYS, Outcome
+from handwritten.kinds import Planted
 from handwritten.measuring import SETTINGS, Bench, ways_of
 from handwritten.models import MISTAKES, MODELS
 from handwritten.ported import PORTED
@@ -62,8 +63,8 @@ def measured(options: argparse.Namespace) -> list[Outcome]:
     """All outcomes. They are written after each model, so that a run that was stopped can be resumed."""
     outcomes: list[Outcome] = []
     if options.resume and options.json.exists():
-        for entry in json.loads(options.json.read_text()):
-            outcomes.append(Outcome(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}))
+        entries = json.loads(options.json.read_text())
+        outcomes = [Outcome(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in entries]
     done = {outcome.family for outcome in outcomes}
     wanted = options.models or [name for name in MODELS if options.all or MODELS[name].held_out == options.held_out]
     for name in wanted:
@@ -95,15 +96,19 @@ def outcomes_of(name: str, bench: Bench, options: argparse.Namespace) -> Iterato
         for mistake in [mistake for mistake in MISTAKES if mistake.family == name and options.only in mistake.name]:
             for setting in SETTINGS:
                 for way in options.way:
-                    try:
-                        yield bench.mistake(mistake, setting, way)
-                    except Exception as error:  # an error is an outcome, too
-                        yield _failed(mistake.name, name, setting, way, mistake.kind, mistake.held_out, error)
+                    yield _guarded(mistake, bench, setting, way)
     if options.ported:
         for ported in PORTED:
             if ported.model == name:
                 for way in set(options.way) & {"tensors", "summary"}:
                     yield ported.judged(bench.folder, way)
+
+
+def _guarded(mistake: Planted, bench: Bench, setting: str, way: str) -> Outcome:
+    try:
+        return bench.mistake(mistake, setting, way)
+    except Exception as error:  # an error is an outcome, too
+        return _failed(mistake.name, mistake.family, setting, way, mistake.kind, mistake.held_out, error)
 
 
 def _failed(name: str, model: str, setting: str, way: str, kind: str, held_out: bool, error: Exception) -> Outcome:
@@ -128,7 +133,10 @@ def print_tables(outcomes: Sequence[Outcome], verbose: bool) -> None:
             cell = Counter(o.outcome for o in mistakes if o.setting == setting and o.way == way)
             if total := sum(cell.values()):
                 share = f"{cell['exact']} ({cell['exact'] / total:.1%})"
-                print(f"{setting:12} {way:10} {total:>6}{share:>13}" + "".join(f"{cell[t]:>13}" for t in (*OUTCOMES[1:], "error")))
+                print(
+                    f"{setting:12} {way:10} {total:>6}{share:>13}"
+                    + "".join(f"{cell[t]:>13}" for t in (*OUTCOMES[1:], "error"))
+                )
     for outcome in outcomes:
         if outcome.outcome in ("false alarm", "error") or (verbose and outcome.outcome not in ("right", "exact")):
             print(outcome)

@@ -29,9 +29,8 @@ class Net(nn.Module):
 def run(path: Path, keep: str, scale: float, model: Net, half: bool = False) -> Path:
     torch.manual_seed(1)
     x = scale * torch.randn(5, 8)
-    with tt.capture(model, path, keep=keep):
-        with torch.autocast("cpu", torch.float16, enabled=half):
-            model(x).float().square().sum().backward()
+    with tt.capture(model, path, keep=keep), torch.autocast("cpu", torch.float16, enabled=half):
+        model(x).float().square().sum().backward()
     return path
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from field.data import Batch
 from field.patches import Apply, both, does, reads, trains
 from field.settings import all_linear, linear_in_chunks, sums_in_two
 from field.wrong import checkpointed
+from torch import Tensor, nn
 
 from .functions import gelu_by_hand, norm_by_hand
 from .images import unfolded
@@ -94,14 +93,16 @@ def computed_again(modules: Iterable[str]) -> Apply:
     return both(*(checkpointed(module) for module in modules))
 
 
+def _parts(batch: Batch, parts: int) -> list[Batch]:
+    chunks = zip(*(value.chunk(parts) for value in batch.values()), strict=True)
+    return [dict(zip(batch, chunk, strict=True)) for chunk in chunks]
+
+
 def split(parts: int) -> Apply:
     """A step's batch in several micro batches."""
 
     def apply(training: Training) -> None:
-        training.batches = [
-            [dict(zip(batch, part, strict=True)) for batch in micro for part in zip(*(v.chunk(parts) for v in batch.values()), strict=True)]
-            for micro in training.batches
-        ]  # fmt: skip
+        training.batches = [[part for batch in micro for part in _parts(batch, parts)] for micro in training.batches]
         training.share = 1 / parts
 
     return apply
@@ -111,7 +112,9 @@ def split(parts: int) -> Apply:
 
 
 def _floats(change: Callable[[Tensor], Tensor]) -> Apply:
-    return reads(lambda batch: {name: change(v) if v.is_floating_point() and v.ndim > 1 else v for name, v in batch.items()})
+    return reads(
+        lambda batch: {name: change(v) if v.is_floating_point() and v.ndim > 1 else v for name, v in batch.items()}
+    )
 
 
 LARGE, SMALL, ZERO = _floats(lambda x: x * 1e4), _floats(lambda x: x * 1e-4), _floats(torch.zeros_like)

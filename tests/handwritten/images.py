@@ -1,5 +1,7 @@
 """Models of images: a vision transformer, U-Nets, residual networks, ConvNeXt, MobileNet."""
 
+# ruff: noqa: E501 - code and its other version are easier to compare in one line each
+
 from __future__ import annotations
 
 import math
@@ -7,10 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
-
 from field.data import Batch
 from field.patches import holds, trains
+from torch import Tensor, nn
 
 from .functions import attention_by_hand, norm_by_hand
 from .kinds import Handwritten, in_every

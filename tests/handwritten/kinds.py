@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from field.data import Batch
 from field.mistake import Mistake
 from field.patches import Apply, edits, has
+from torch import Tensor, nn
 
 Rewrites = Mapping[str, Apply]
 

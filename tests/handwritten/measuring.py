@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import tensortap as tt
 from field.measuring import WAYS, Outcome, outcome_of, right_outcome
 from field.mistake import nothing
 from field.patches import Apply
+
+import tensortap as tt
 
 from .kinds import Planted
 from .models import MODELS
@@ -44,7 +45,11 @@ class Bench:
     def right(self, pair: Right, way: str) -> Outcome:
         """Compare a pair of right runs."""
         result = self._compared(
-            (pair.model, pair.steps, pair.seed), (pair.common, pair.reference), (pair.common, pair.candidate), way, pair.noise
+            (pair.model, pair.steps, pair.seed),
+            (pair.common, pair.reference),
+            (pair.common, pair.candidate),
+            way,
+            pair.noise,
         )
         return right_outcome(pair.name, pair.model, pair.name.split(",")[0], way, pair.held_out, result)
 
@@ -56,7 +61,12 @@ class Bench:
         return outcome_of(mistake, setting, way, result)
 
     def _compared(
-        self, of: tuple[str, int, int], ours: tuple[Apply, ...], theirs: tuple[Apply, ...], way: str, noise: bool = False
+        self,
+        of: tuple[str, int, int],
+        ours: tuple[Apply, ...],
+        theirs: tuple[Apply, ...],
+        way: str,
+        noise: bool = False,
     ) -> Any:
         keep = "summary" if way == "summary" else "tensors"
         reference = self._reference(of, ours, keep)

@@ -1,5 +1,7 @@
 """Graphs, points, tables, towers, densities and policies."""
 
+# ruff: noqa: E501 - code and its other version are easier to compare in one line each
+
 from __future__ import annotations
 
 import math
@@ -7,11 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-
 from field.data import Batch
 from field.patches import does, has, holds, optimizes, trains
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from .kinds import Handwritten, in_every
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-
 from field.mistake import nothing
 from field.patches import Apply, both, trains
 from field.running import loss_of
+from torch import nn
 
 from . import differences as d
 from .models import MODELS

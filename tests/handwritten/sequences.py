@@ -1,15 +1,16 @@
 """Models of sequences in time: recurrent cells, a state-space model, dilated convolutions, CTC, a CRF."""
 
+# ruff: noqa: E501 - code and its other version are easier to compare in one line each
+
 from __future__ import annotations
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
-
 from field.data import Batch
 from field.patches import does, trains
+from torch import Tensor, nn
 
 from .kinds import Handwritten, in_every
 from .texts import LENGTH, ROWS, WORDS, next_token, padded, tokens
@@ -279,7 +280,11 @@ class Speech(nn.Module):
 
 def _heard(random: torch.Generator) -> Batch:
     spectra = torch.randn(ROWS, 32, 10, generator=random)
-    return {"spectra": spectra, "labels": torch.randint(1, 9, (ROWS, 5), generator=random), "lengths": torch.tensor([5, 4, 5, 3])}
+    return {
+        "spectra": spectra,
+        "labels": torch.randint(1, 9, (ROWS, 5), generator=random),
+        "lengths": torch.tensor([5, 4, 5, 3]),
+    }
 
 
 def _ctc(model: nn.Module, batch: Batch) -> Tensor:

@@ -32,7 +32,12 @@ ALARMED = [
     ("gnn", "float16 that overflows", "tensors", "cannot tell"),  # numbers beyond the range of float16
     ("clip", "float16 that overflows", "summary", "cannot tell"),
     ("clip", "float16 that overflows", "isolated", "cannot tell"),
-    ("rotary", "attention by hand, padded left", "tensors", "right"),  # positions that see nothing, by a mask made inside
+    (
+        "rotary",
+        "attention by hand, padded left",
+        "tensors",
+        "right",
+    ),  # positions that see nothing, by a mask made inside
     ("rotary", "attention by hand, padded left", "summary", "right"),
     ("rotary", "attention by hand, padded left", "isolated", "right"),
     ("rotary", "attention by hand, padded left, reads padding", "isolated", "cannot tell"),

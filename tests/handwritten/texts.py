@@ -1,5 +1,7 @@
 """Language models: learned positions, rotary positions with padding, ALiBi, experts, encoder and decoder, a perceiver."""
 
+# ruff: noqa: E501 - code and its other version are easier to compare in one line each
+
 from __future__ import annotations
 
 import functools
@@ -8,10 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor, nn
-
 from field.data import Batch
 from field.patches import both, holds, reads, trains
+from torch import Tensor, nn
 
 from .functions import (
     attention_by_einsum,
@@ -124,8 +125,10 @@ def padded(random: torch.Generator) -> Batch:
 
 def _padded_left(batch: Batch) -> Batch:
     shifts = LENGTH - batch["seen"].sum(1)
-    moved = {name: torch.stack([row.roll(int(by)) for row, by in zip(value, shifts, strict=True)]) for name, value in batch.items()}
-    return moved
+    return {
+        name: torch.stack([row.roll(int(by)) for row, by in zip(value, shifts, strict=True)])
+        for name, value in batch.items()
+    }
 
 
 def _next_of_padded(model: nn.Module, batch: Batch) -> Tensor:
