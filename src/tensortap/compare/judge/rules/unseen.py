@@ -273,11 +273,11 @@ def _lacks_terms(pair: JudgedPair) -> bool:
 
 def _own_sums(pair: JudgedPair) -> float:
     """A parameter that the code of a container uses, such as the decay of a state-space model, has a gradient that sums
-    over time and over positions. Two ways to compute it add the same in other orders, at each of these sums. So do
-    values of code with several products in one record, as attention by functions."""
-    several = _multiplies_unseen(pair) or pair.own_matrices >= _SEVERAL
-    meant = pair.is_made_by_container if pair.kind == "param_grad" else False
-    if pair.kind not in ("param_grad", "output", "grad_input") or not (meant or several):
+    over time and over positions. Two ways to compute it add the same in other orders, at each of these sums. So does
+    the backward of a module with several products in one record, as attention by functions."""
+    meant = pair.kind == "param_grad" and (pair.is_made_by_container or _multiplies_unseen(pair))
+    several = pair.own_matrices > 0 and (_multiplies_unseen(pair) or pair.own_matrices >= _SEVERAL)
+    if not (meant or (pair.kind == "grad_input" and several)):
         return 0.0
     return Policy.lengthening("param_grad") * pair.base if pair.base < SHORT else 0.0
 
@@ -304,8 +304,9 @@ def _cancelled_scalar(pair: JudgedPair) -> float:
 def _error_of_scalar(pair: JudgedPair, row: int, sources: Sequence[int]) -> float:
     """Return the relative error that what a number is made from may cause in it."""
     evidence = pair.evidence
-    known = [each for each in sources if not evidence.wrong[each] and evidence.is_known(each)]
-    off = [max(evidence.base[at], pair.policy.passed_on(evidence.propagated[at])) * evidence.l2[at] for at in known]
+    known = [at for at in sources if evidence.base[at] > 0 and not evidence.wrong[at] and evidence.is_known(at)]
+    rounding = pair.policy.base("float32", "float32")  # losses are computed in it, also from short numbers
+    off = [max(rounding, pair.policy.passed_on(evidence.propagated[at])) * evidence.l2[at] for at in known]
     worst = max((each for each in off if each < float("inf")), default=0.0)
     return min(MOST_ASSUMED, worst / evidence.l2[row]) if evidence.l2[row] > 0 else 0.0
 
