@@ -29,12 +29,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from field.measuring import OUTCOMES, WAYS, Outcome
 from handwritten.kinds import Planted
 from handwritten.measuring import SETTINGS, Bench, ways_of
 from handwritten.models import MISTAKES, MODELS
 from handwritten.ported import PORTED
 from handwritten.right import pairs_of
+
+from field.bench.measuring import OUTCOMES, WAYS, Outcome
 
 
 def main() -> None:

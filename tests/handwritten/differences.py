@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from field.data import Batch
-from field.patches import Apply, both, does, reads, trains
-from field.settings import all_linear, linear_in_chunks, sums_in_two
-from field.wrong import checkpointed
 from torch import Tensor, nn
+
+from field.bench.settings import all_linear, linear_in_chunks, sums_in_two
+from field.kit.data import Batch
+from field.kit.patches import Apply, both, does, reads, trains
+from field.kit.wrong import checkpointed
 
 from .functions import gelu_by_hand, norm_by_hand
 from .images import unfolded

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from field.data import Batch
-from field.patches import holds, trains
 from torch import Tensor, nn
+
+from field.kit.data import Batch
+from field.kit.patches import holds, trains
 
 from .functions import attention_by_hand, norm_by_hand
 from .kinds import Handwritten, in_every

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from field.data import Batch
-from field.mistake import Mistake
-from field.patches import Apply, edits, has
 from torch import Tensor, nn
+
+from field.kit.data import Batch
+from field.kit.mistake import Mistake
+from field.kit.patches import Apply, edits, has
 
 Rewrites = Mapping[str, Apply]
 

@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from field.measuring import WAYS, Outcome, outcome_of, right_outcome
-from field.mistake import nothing
-from field.patches import Apply
-
 import tensortap as tt
+from field.bench.measuring import WAYS, Outcome, outcome_of, right_outcome
+from field.kit.mistake import nothing
+from field.kit.patches import Apply
 
 from .kinds import Planted
 from .models import MODELS

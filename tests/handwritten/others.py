@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from field.data import Batch
-from field.patches import does, has, holds, optimizes, trains
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+from field.kit.data import Batch
+from field.kit.patches import does, has, holds, optimizes, trains
 
 from .kinds import Handwritten, in_every
 

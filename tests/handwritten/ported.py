@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field.measuring import Outcome, right_outcome
 
 import tensortap as tt
+from field.bench.measuring import Outcome, right_outcome
 
 from .models import MODELS
 from .running import training_of

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from field.mistake import nothing
-from field.patches import Apply, both, trains
-from field.running import loss_of
 from torch import nn
+
+from field.kit.mistake import nothing
+from field.kit.patches import Apply, both, trains
+from field.kit.running import loss_of
 
 from . import differences as d
 from .models import MODELS

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field.mistake import nothing
-from field.patches import Apply
-from field.running import STEPS, Training, loss_of, train_under
 
 import tensortap as tt
+from field.kit.mistake import nothing
+from field.kit.patches import Apply
+from field.kit.running import STEPS, Training, loss_of, train_under
 from tensortap.core.records import MODULE_KINDS
 
 from .models import MODELS

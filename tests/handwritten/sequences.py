@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from field.data import Batch
-from field.patches import does, trains
 from torch import Tensor, nn
+
+from field.kit.data import Batch
+from field.kit.patches import does, trains
 
 from .kinds import Handwritten, in_every
 from .texts import LENGTH, ROWS, WORDS, next_token, padded, tokens

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from field.data import Batch
-from field.patches import both, holds, reads, trains
 from torch import Tensor, nn
+
+from field.kit.data import Batch
+from field.kit.patches import both, holds, reads, trains
 
 from .functions import (
     attention_by_einsum,

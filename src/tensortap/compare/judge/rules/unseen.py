@@ -172,7 +172,8 @@ def _statistics_inside(pair: JudgedPair) -> float:
 
 def _short_product(pair: JudgedPair) -> float:
     """Under autocast, the gradient of a matrix is a product of short numbers that is rounded to their dtype, and then
-    kept in a longer one. A module whose output is short casts its input to that dtype, if it is longer."""
+    kept in a longer one. A module whose output is short casts its input to that dtype, if it is longer. Convolutions
+    sum several products, each of which is rounded."""
     if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT or pair.policy.noise is not None:
         return 0.0
     evidence = pair.evidence
@@ -180,7 +181,8 @@ def _short_product(pair: JudgedPair) -> float:
     if not given or not any(evidence.base[source] > 0 for source in activations) or pair.is_made_by_container:
         return 0.0
     short = min(evidence.base[source] for source in given)
-    return _OF_TWO_SIDES * short if short >= SHORT else 0.0
+    several = _OF_TWO_SIDES if evidence.pairs.dimensions[pair.row] > 2 else 1.0
+    return several * short if short >= SHORT else 0.0
 
 
 def _short_norm(pair: JudgedPair) -> float:
