@@ -304,9 +304,12 @@ def _cancelled_scalar(pair: JudgedPair) -> float:
 
 
 def _error_of_scalar(pair: JudgedPair, row: int, sources: Sequence[int]) -> float:
-    """Return the relative error that what a number is made from may cause in it."""
+    """Return the relative error that what a number is made from may cause in it; 0 if little of that cancels out: it is
+    then as large as the elements of what it is made from."""
     evidence = pair.evidence
     known = [at for at in sources if evidence.base[at] > 0 and not evidence.wrong[at] and evidence.is_known(at)]
+    elements = evidence.pairs.elements
+    known = [at for at in known if evidence.l2[row] < evidence.l2[at] / max(1, int(elements[at])) ** 0.5]
     rounding = pair.policy.base("float32", "float32")  # losses are computed in it, also from short numbers
     off = [max(rounding, pair.policy.passed_on(evidence.propagated[at])) * evidence.l2[at] for at in known]
     worst = max((each for each in off if each < float("inf")), default=0.0)
