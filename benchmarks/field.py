@@ -30,12 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from field.bench.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome
+from field.bench.measuring import OUTCOMES, WAYS, WITH_TRUTH, Bench, Outcome, print_changes
 from field.bench.ported import PORTED
 from field.bench.right import RIGHT, Right
 from field.bench.settings import SETTINGS
@@ -227,16 +226,6 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
         print(
             f"\ntwo mistakes at once: {len(two)}, both named {cell['exact'] + cell['named']}, exactly {cell['exact']}"
         )
-
-
-def print_changes(before: list[dict[str, Any]], after: Sequence[Outcome]) -> None:
-    """What another run of the benchmark said about the same pairs."""
-    spots = ("name", "family", "setting", "way")
-    earlier = {tuple(entry[spot] for spot in spots): entry["outcome"] for entry in before}
-    for outcome in after:
-        was = earlier.get(tuple(getattr(outcome, spot) for spot in spots))
-        if was is not None and was != outcome.outcome:
-            print(f"was {was}, now {outcome}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -35,7 +34,7 @@ from handwritten.models import MISTAKES, MODELS
 from handwritten.ported import PORTED
 from handwritten.right import pairs_of
 
-from field.bench.measuring import OUTCOMES, WAYS, Outcome
+from field.bench.measuring import OUTCOMES, WAYS, Outcome, print_changes
 
 
 def main() -> None:
@@ -141,16 +140,6 @@ def print_tables(outcomes: Sequence[Outcome], verbose: bool) -> None:
     for outcome in outcomes:
         if outcome.outcome in ("false alarm", "error") or (verbose and outcome.outcome not in ("right", "exact")):
             print(outcome)
-
-
-def print_changes(before: list[dict[str, Any]], after: Sequence[Outcome]) -> None:
-    """What another run of the benchmark said about the same pairs."""
-    spots = ("name", "family", "setting", "way")
-    earlier = {tuple(entry[spot] for spot in spots): entry["outcome"] for entry in before}
-    for outcome in after:
-        was = earlier.get(tuple(getattr(outcome, spot) for spot in spots))
-        if was is not None and was != outcome.outcome:
-            print(f"was {was}, now {outcome}")
 
 
 if __name__ == "__main__":

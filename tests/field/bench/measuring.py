@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,13 @@ def right_outcome(name: str, family: str, setting: str, way: str, held_out: bool
     return Outcome(
         name, family, setting, way, "right", held_out, (), outcome, named, causes, result.sentence, tuple(result.notes)
     )
+
+
+def print_changes(before: list[dict[str, Any]], after: Sequence[Outcome]) -> None:
+    """What another run of the benchmark said about the same pairs."""
+    spots = ("name", "family", "setting", "way")
+    earlier = {tuple(entry[spot] for spot in spots): entry["outcome"] for entry in before}
+    for outcome in after:
+        was = earlier.get(tuple(getattr(outcome, spot) for spot in spots))
+        if was is not None and was != outcome.outcome:
+            print(f"was {was}, now {outcome}")

@@ -12,19 +12,18 @@ from numba import carray
 
 from tensortap.kernels.jit import compiled, entry, short_entry
 from tensortap.kernels.summary.moments import DIGEST
+from tensortap.kernels.summary.probe import PROBED, SCATTER
 from tensortap.kernels.summary.rows import FIELDS, RECORD, add_chunk, join_chunks
 from tensortap.kernels.vectors import copy_bytes, pointer
 
-__all__ = ["ITEM", "PROBED", "PROBE_BYTES", "complete", "copy_in", "digest_of", "is_copy", "read_in", "run_many"]
+__all__ = ["ITEM", "PROBE_BYTES", "complete", "copy_in", "digest_of", "is_copy", "read_in", "run_many"]
 
 ITEM = 8
 """Fields of 8 bytes that describe an array of a batch: the address of its copy; its elements and bytes; the size,
 conversion and table of its elements, and whether they are converted to float64; and its chunks, if it was read instead
 of copied. The address is then that of a few of its elements, and the records of its chunks follow after PROBE_BYTES."""
-PROBED = 64
-"""Elements that show whether an array has changed since it was read."""
 PROBE_BYTES = 8 * PROBED
-_SCATTER = 0x9E3779B1
+"""Room for the elements that show whether an array has changed since it was read."""
 
 
 @short_entry
@@ -55,9 +54,9 @@ def _describe(fields: Any, elements: int, layout: int, room: int) -> None:
 
 @compiled(nogil=False)
 def _probed(part: int, elements: int) -> int:
-    """Return a position in one of PROBED parts, at varying offsets: first elements may all be of one channel."""
+    """Return the position of an element that `probe` samples."""
     step = elements // PROBED
-    return part * step + part * _SCATTER % step
+    return part * step + part * SCATTER % step
 
 
 @short_entry

@@ -11,15 +11,17 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["probe"]
+__all__ = ["PROBED", "SCATTER", "probe"]
 
-_COUNT = 64
-_SCATTER = 0x9E3779B1
+PROBED = 64
+"""Elements of a sample, one in each of as many parts."""
+SCATTER = 0x9E3779B1
+"""Number whose multiples are the offsets in the parts: first elements may all be of one channel."""
 
 
 def probe(array: npt.NDArray[np.generic]) -> bytes:
     """Return the bytes of a few elements, or of all elements of a small array."""
-    if array.size <= _COUNT:
+    if array.size <= PROBED:
         return array.tobytes()
     if not array.flags.c_contiguous:
         return bytes(np.asarray(array.flat[_places(array.size)]).tobytes())
@@ -28,6 +30,6 @@ def probe(array: npt.NDArray[np.generic]) -> bytes:
 
 @lru_cache(4096)
 def _places(size: int) -> npt.NDArray[np.int64]:
-    """Return one position in each of `_COUNT` parts, at varying offsets: first elements may all be of one channel."""
-    step = size // _COUNT
-    return np.array([part * step + part * _SCATTER % step for part in range(_COUNT)], np.int64)
+    """Return one position in each part."""
+    step = size // PROBED
+    return np.array([part * step + part * SCATTER % step for part in range(PROBED)], np.int64)
