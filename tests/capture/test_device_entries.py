@@ -72,8 +72,8 @@ def test_released_entries_know_no_tensor_and_hold_no_memory(reader: FakeReader) 
     entries.forget(reader.describe(tensor)[0])
     entries.release()
     del tensor
-    again = {torch.randn(4, 8).untyped_storage()._cdata for _ in range(100)}
-    assert address in again, "its address is free for others"
+    others = [torch.randn(4, 8) for _ in range(1000)]
+    assert address in {other.untyped_storage()._cdata for other in others}, "its address is free for others"
 
 
 def test_results_of_several_steps_are_those_of_each_alone(reader: FakeReader) -> None:

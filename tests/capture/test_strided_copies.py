@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import tensortap as tt
+from support.fake_gpu import choose_language
 from tensortap.capture.recorder import Recorder
+from tensortap.frameworks.torch.framework import Torch
 
 
 class Taker(nn.Module):
@@ -25,7 +27,10 @@ class Both(nn.Module):
         self.first, self.second, self.third = Taker(), Taker(), Taker()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.first(x) + self.second(x) + self.third(x.t())
+        return self.first(x) + self.second(x) + self.third(x.mT).mT
+
+
+KINDS = ("every second column", "transposed", "repeated", "negated", "bfloat16", "integers", "bytes", "heads", "one")
 
 
 def strided(kind: str) -> torch.Tensor:
@@ -37,6 +42,9 @@ def strided(kind: str) -> torch.Tensor:
         "negated": torch._neg_view(whole[:, :4].contiguous()),
         "bfloat16": whole[:, 1:5].to(torch.bfloat16).t(),
         "integers": torch.arange(32).reshape(4, 8)[:, :4],
+        "bytes": torch.arange(64, dtype=torch.uint8).reshape(4, 16)[:, 3:11:2],
+        "heads": torch.arange(2.0 * 3 * 5 * 4).reshape(2, 3, 5, 4)[:, 1:].permute(3, 0, 2, 1),
+        "one": torch.arange(12.0).reshape(3, 1, 4)[:, :, :3].transpose(0, 2),
     }[kind]
 
 
@@ -48,21 +56,27 @@ def digest_of(x: torch.Tensor) -> int:
     return int(next(iter(tap.run)).summary.digest)
 
 
-@pytest.mark.parametrize("kind", ["every second column", "transposed", "repeated", "negated", "bfloat16", "integers"])
-def test_they_have_the_summaries_of_their_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("language", ["C++", "C", "Python"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_have_the_summaries_of_their_values(kind: str, language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_language(monkeypatch, language)
     carefully: list[Any] = []
-    record = Recorder.record
+    in_python: list[Any] = []
+    record, gathered = Recorder.record, Torch.gathered
     monkeypatch.setattr(Recorder, "record", lambda self, *given: (carefully.append(given), record(self, *given)))
     model, x = Both(), strided(kind)
     with tt.capture(model, None, kinds="input") as tap:
-        for _ in range(3):
+        for step in range(3):
+            if step == 2:
+                monkeypatch.setattr(Torch, "gathered", lambda *given: (in_python.append(given), gathered(*given))[1])
             model(x)
             tap.step()
     assert not carefully
+    assert bool(in_python) == (language == "Python" or kind == "negated"), "a lazy sign is left to Python"
     for step in range(3):
         rows = {row.key.module: row for row in tap.run if row.key.step == step}
         assert rows["first"].summary.digest == digest_of(x)
-        assert rows["third"].summary.digest == digest_of(x.t())
+        assert rows["third"].summary.digest == digest_of(x.mT)
         assert rows[""].tensor == rows["first"].tensor == rows["second"].tensor != rows["third"].tensor
 
 

@@ -15,6 +15,8 @@ typedef struct {
 
 static PyTypeObject *TakerType;
 
+enum { GATHERED = 32 << 10 }; /* bytes of the largest tensor that is copied, `kernels.summary.batch.MOST_COPIED` */
+
 /* Give a copy its row, as `Recorder._append_copy` does. */
 static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *copy, PyObject *step)
 {
@@ -49,15 +51,53 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
     return 0;
 }
 
-/* Read the identity token of a tensor in host memory, if it is of this kind. */
-static int read_token(PyObject *tensor, PyObject *kind, Copy *copy)
+/* What tells apart the tensors of one storage whose elements are not neighbours, as `TensorReading.gathered` has it. */
+static int identity_of_view(const View *view, int64_t *identity)
+{
+    PyObject *parts = PyTuple_New(view->ndim + 2);
+    for (int i = 0; parts != NULL && i < view->ndim + 2; i++) {
+        int64_t stride = i < 2 ? 0 : view->shape[i - 2] > 1 ? view->strides[i - 2] : 0;
+        PyObject *part = i ? PyLong_FromLongLong(stride) : PyLong_FromVoidPtr((void *)first_element(view));
+        if (part == NULL) {
+            Py_CLEAR(parts);
+        }
+        else {
+            PyTuple_SET_ITEM(parts, i, part);
+        }
+    }
+    *identity = parts == NULL ? -1 : PyObject_Hash(parts);
+    Py_XDECREF(parts);
+    return *identity == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Read the identity token of a tensor in host memory, if it is of this kind. `source` is where its elements are neighbours:
+   those of a small tensor are copied into `gathered` if they are not. */
+static int read_token(Taker *self, PyObject *tensor, PyObject *kind, Copy *copy, char *gathered, const char **source)
 {
     long long address;
     int is = lies_as(tensor, kind, HOST, &address);
-    if (is < 1) {
+    if (is == 1) {
+        copy->address = address;
+        *source = (const char *)(intptr_t)address;
+    }
+    else if (is == 0) {
+        View view;
+        long long nbytes, elements;
+        if (get_count(GET(TensorKind, kind, nbytes), &nbytes) || get_count(GET(TensorKind, kind, elements), &elements)) {
+            return -1;
+        }
+        if (nbytes > GATHERED || nbytes > self->copies->most_copied || (is = is_on_host(tensor, kind, &view)) < 1) {
+            return is;
+        }
+        if (identity_of_view(&view, &copy->address)) {
+            return -1;
+        }
+        gather(&view, 0, nbytes / elements, first_element(&view), gathered);
+        *source = gathered;
+    }
+    else {
         return is;
     }
-    copy->address = address;
     long long version;
     if (version_of(tensor, &version) || storage_of(tensor, &copy->storage)) {
         return -1;
@@ -90,8 +130,10 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (elements > self->most_read || !layout) { /* the kind of a tensor on a device has no layout */
         return 0;
     }
+    char gathered[GATHERED];
+    const char *source;
     Py_INCREF(kind);
-    result = read_token(tensor, kind, &copy);
+    result = read_token(self, tensor, kind, &copy, gathered, &source);
     if (result < 0 && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
         PyErr_Clear(); /* a tensor without memory or without a version: the careful way knows what to do */
         result = 0;
@@ -99,7 +141,6 @@ static int take_copy(Taker *self, PyObject *tensor, PyObject *slot, PyObject *st
     if (result == 1) {
         int state = is_equal(GET(RecordSlot, slot, phase), s_state);
         int gradient = is_equal(GET(RecordSlot, slot, kind), s_param_grad);
-        const char *source = (const char *)(intptr_t)copy.address;
         result = state < 0 || gradient < 0 || copy_tensor(self->copies, kind, tensor, source, &copy, !state) ? -1 : 1;
         if (result == 1 && gradient && GET(Recorder, self->recorder, compares_gradients) == Py_True) {
             PyObject *copied = as_copied_tensor(kind, &copy);

@@ -176,24 +176,73 @@ static int has_dtype(const View *view, PyObject *tensor, PyObject *dtype)
     return is;
 }
 
-/* Whether a view has this shape, and its elements are neighbours in memory. */
+/* Whether a view has this shape, and elements. */
 static int has_shape(const View *view, PyObject *shape)
 {
     if (view->ndim != PyTuple_GET_SIZE(shape) || (view->ndim && view->strides == NULL)) {
         return 0;
     }
-    int64_t stride = 1;
-    for (int i = view->ndim - 1; i >= 0; i--) {
+    for (int i = 0; i < view->ndim; i++) {
         long long size;
         if (get_count(PyTuple_GET_ITEM(shape, i), &size)) {
             return -1;
         }
-        if (size != view->shape[i] || !size || (size != 1 && view->strides[i] != stride)) {
+        if (size != view->shape[i] || !size) {
             return 0;
         }
-        stride *= size;
     }
     return 1;
+}
+
+/* Whether the elements of a view are neighbours in memory. */
+static int is_contiguous(const View *view)
+{
+    int64_t stride = 1;
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        if (view->shape[i] != 1 && view->strides[i] != stride) {
+            return 0;
+        }
+        stride *= view->shape[i];
+    }
+    return 1;
+}
+
+static const char *first_element(const View *view)
+{
+    return (const char *)view->data + view->byte_offset;
+}
+
+/* Copy the elements of a view, from this dimension on, to where they are neighbours. Return the end of the copy. */
+static char *gather(const View *view, int dimension, int64_t itemsize, const char *from, char *to)
+{
+    if (dimension == view->ndim) {
+        memcpy(to, from, (size_t)itemsize);
+        return to + itemsize;
+    }
+    int64_t size = view->shape[dimension], stride = view->strides[dimension] * itemsize;
+    if (dimension < view->ndim - 1) {
+        for (int64_t i = 0; i < size; i++) {
+            to = gather(view, dimension + 1, itemsize, from + i * stride, to);
+        }
+        return to;
+    }
+#define GATHER_ROW(width)                                                                                              \
+    case width:                                                                                                        \
+        for (int64_t i = 0; i < size; i++) {                                                                           \
+            memcpy(to + i * width, from + i * stride, width);                                                          \
+        }                                                                                                              \
+        break;
+    switch (itemsize) {
+        GATHER_ROW(1)
+        GATHER_ROW(2)
+        GATHER_ROW(4)
+        GATHER_ROW(8)
+    default:
+        for (int64_t i = 0; i < size; i++) {
+            memcpy(to + i * itemsize, from + i * stride, (size_t)itemsize);
+        }
+    }
+    return to + size * itemsize;
 }
 
 static int attributes_lie(PyObject *tensor, PyObject *kind, long long device, long long *address)
@@ -220,7 +269,7 @@ static int current_address(PyObject *tensor, long long *address)
     if (!view_tensor(tensor, &view, &checked)) {
         return address_of(tensor, address);
     }
-    *address = (long long)(intptr_t)view.data + (long long)view.byte_offset;
+    *address = (long long)(intptr_t)first_element(&view);
     return 0;
 }
 
@@ -238,10 +287,26 @@ static int lies_as(PyObject *tensor, PyObject *kind, long long device, long long
         if ((!cuda && view.device_type != CPU_DEVICE) || (cuda ? view.device_id : HOST) != device || view.data == NULL) {
             return 0;
         }
-        *address = (long long)(intptr_t)view.data + (long long)view.byte_offset;
+        *address = (long long)(intptr_t)first_element(&view);
         is = has_shape(&view, GET(TensorKind, kind, shape));
+        is = is == 1 ? is_contiguous(&view) : is;
         is = is == 1 ? has_dtype(&view, tensor, GET(TensorKind, kind, dtype)) : is;
     }
+    if (is < 1 || checked || (is = method_flag(tensor, s_is_neg)) < 0) {
+        return is;
+    }
+    return !is;
+}
+
+/* Whether a tensor is of this kind, in host memory, wherever its elements are in it. */
+static int is_on_host(PyObject *tensor, PyObject *kind, View *view)
+{
+    int checked;
+    if (!view_tensor(tensor, view, &checked) || view->device_type != CPU_DEVICE || view->data == NULL) {
+        return 0;
+    }
+    int is = has_shape(view, GET(TensorKind, kind, shape));
+    is = is == 1 ? has_dtype(view, tensor, GET(TensorKind, kind, dtype)) : is;
     if (is < 1 || checked || (is = method_flag(tensor, s_is_neg)) < 0) {
         return is;
     }

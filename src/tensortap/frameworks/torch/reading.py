@@ -123,7 +123,8 @@ class TensorReading:
             kind, address = self._host_kinds.of(tensor), tensor.data_ptr()
             if kind is None or kind.nbytes > most or not address:
                 return None
-            identity = hash((address, tensor.is_neg(), *tensor.stride()))
+            strides = (size > 1 and stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            identity = hash((address, tensor.is_neg(), *strides))
             token = kind, tensor._version, tensor.untyped_storage()._cdata, identity
         except RuntimeError:
             return None

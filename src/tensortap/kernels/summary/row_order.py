@@ -6,6 +6,7 @@ of these, mixed, modulo 2⁶⁴. So the digests of two parts of the rows add up 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,16 @@ def digest_of_rows(array: npt.NDArray[Any]) -> int | None:
     words = data.view(np.uint64)
     apart = -(-words.shape[1] * rows // _MOST_WORDS)  # rounded up
     words = words[:, ::apart]
-    factors = _mixed((np.arange(words.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN) | np.uint64(1)
     with np.errstate(over="ignore"):
-        of_rows = (words * factors).sum(axis=1, dtype=np.uint64)
+        of_rows = (words * _factors(words.shape[1])).sum(axis=1, dtype=np.uint64)
         return int(_mixed(of_rows + _GOLDEN).sum(dtype=np.uint64))
+
+
+@lru_cache(8)  # most steps read batches of one shape
+def _factors(count: int) -> npt.NDArray[np.uint64]:
+    """Return the factor of each word of a row."""
+    factors = _mixed((np.arange(count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
+    return np.asarray(factors | np.uint64(1), np.uint64)
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
