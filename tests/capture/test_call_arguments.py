@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, everything, hooks_on, tapped
-from tensortap.capture.flatten import open_arguments
+from tensortap.capture.watching.flatten import open_arguments
 from tensortap.core.arguments import OpaqueValue
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.capture.clock import Clock
+from tensortap.capture.watching.clock import Clock
 from tensortap.frameworks.base import Identity
 
 

@@ -14,8 +14,8 @@ from torch import nn
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeReader, nothing
-from tensortap.capture import recorder
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording import recorder
+from tensortap.capture.recording.recorder import Recorder
 
 OUTPUT_BYTES = 4 * 8 * 4
 

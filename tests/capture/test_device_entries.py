@@ -11,8 +11,8 @@ import torch
 from support import fake_gpu
 from support.fake_gpu import FakeReader, Forever
 from tensortap.capture import native_classes
-from tensortap.capture.deferred.entries import DeviceEntries, new_device_entries
-from tensortap.capture.slot_placer import placed_token
+from tensortap.capture.placement.slot_placer import placed_token
+from tensortap.capture.recording.deferred.entries import DeviceEntries, new_device_entries
 from tensortap.frameworks.torch.cuda.results import Batch, TicketColumns
 from tensortap.kernels.cuda.results import RESULT, columns
 from tensortap.kernels.summary.reference import BUCKETS

@@ -16,9 +16,9 @@ import tensortap as tt
 from support import zoo
 from support.tapping import ALL_KINDS, hooks_on
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.recorder import Recorder
-from tensortap.capture.uncounted_steps import UncountedSteps
-from tensortap.capture.watcher import Watcher
+from tensortap.capture.recording.recorder import Recorder
+from tensortap.capture.watching.uncounted_steps import UncountedSteps
+from tensortap.capture.watching.watcher import Watcher
 from tensortap.cli import app
 from tensortap.errors import CaptureError
 
@@ -144,7 +144,7 @@ def test_an_error_in_a_step_that_follows_its_plan_does_not_break_it(run_path: Pa
         for step in range(5):
             model.zero_grad()
             if step == 4:
-                tap._watcher.take = failing
+                tap._watcher.destination.take = failing
             zoo.loss_of(model(zoo.batch())).backward()
             assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
             if step == 3:

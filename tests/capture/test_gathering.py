@@ -17,7 +17,7 @@ import tensortap as tt
 from support import fake_gpu, zoo
 from support.fake_gpu import Blocks, FakeReader, nothing
 from support.tapping import ALL_KINDS, everything
-from tensortap.capture.deferred import read_order as read_order
+from tensortap.capture.recording.deferred import read_order as read_order
 
 OUTPUT_BYTES = 4 * 8 * 4
 

@@ -16,8 +16,8 @@ from torch import nn
 import tensortap as tt
 from support import fake_gpu
 from support.libraries import Library
-from tensortap.capture.alarm import NonfiniteRecord, birth_among, may_be_scaling, parse_loss
-from tensortap.capture.spikes import LossSpikes
+from tensortap.capture.incidents.alarm import NonfiniteRecord, birth_among, may_be_scaling, parse_loss
+from tensortap.capture.incidents.spikes import LossSpikes
 from tensortap.core.records import Key
 from tensortap.errors import NonfiniteError, TensortapError, UsageError
 

@@ -14,8 +14,8 @@ import pytest
 
 import tensortap as tt
 from support.tapping import ALL_KINDS
-from tensortap.capture import recorder
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording import recorder
+from tensortap.capture.recording.recorder import Recorder
 from tensortap.core.interrupts import interrupt_in
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no interval timer")

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeReader, nothing
-from tensortap.capture.deferred import read_order as read_order
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording.deferred import read_order as read_order
+from tensortap.capture.recording.recorder import Recorder
 from tensortap.frameworks.tensor_kind import TensorKind
 from tensortap.frameworks.torch.cuda import lane as torch_lane
 from tensortap.frameworks.torch.cuda.waiting import WaitingTensor

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from tensortap.capture.module_hooks import HookedModule, ModuleHooks
+from tensortap.capture.watching.module_hooks import HookedModule, ModuleHooks
 from tensortap.frameworks.torch.framework import Torch
 
 TABLES = (

@@ -11,7 +11,7 @@ from torch import nn
 
 import tensortap as tt
 from support.tapping import hooks_on
-from tensortap.capture import own_tensors
+from tensortap.capture.modules import own_tensors
 from tensortap.frameworks.torch.framework import Torch
 from tensortap.kernels import summarize
 

@@ -14,7 +14,7 @@ from torch import nn
 import tensortap as tt
 from support.fake_gpu import FakeReader, choose_language, install
 from tensortap.capture import native_classes
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording.recorder import Recorder
 
 LAYOUT = {"mesh": {"dp": 2}}
 WIDTH = 512

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tt
 from support.fake_gpu import choose_language
 from support.tapping import ALL_KINDS
-from tensortap.capture import native_classes, recorder
-from tensortap.capture.planned_watcher import PlannedWatcher
-from tensortap.capture.templates import TemplateOpener
+from tensortap.capture import native_classes
+from tensortap.capture.recording import recorder
+from tensortap.capture.watching.planned_watcher import PlannedWatcher
+from tensortap.capture.watching.templates import TemplateOpener
 from tensortap.frameworks.torch.gradient_hooks import GradientHooks
 
 CAUSES = (

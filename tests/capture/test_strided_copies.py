@@ -10,7 +10,7 @@ from torch import nn
 
 import tensortap as tt
 from support.fake_gpu import choose_language
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording.recorder import Recorder
 from tensortap.frameworks.torch.framework import Torch
 
 

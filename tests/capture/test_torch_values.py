@@ -323,7 +323,7 @@ def test_a_second_backward_through_one_graph_is_kept_apart(run_path: Path) -> No
 
 
 def test_a_tensor_seen_twice_is_summarised_and_stored_once(run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensortap.capture import recorder
+    from tensortap.capture.recording import recorder
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))
     looks = []

@@ -13,7 +13,7 @@ from torch import nn
 import tensortap as tt
 from support import fake_gpu
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.unchanged import WatchedItems, changed_items, identify_values
+from tensortap.capture.modules.unchanged import WatchedItems, changed_items, identify_values
 
 
 @pytest.fixture(params=["C", "Python"], autouse=True)

@@ -25,7 +25,7 @@ def record(path: Path, fails_at: int | None = None, scale: float = 1.0, steps: i
                 def fail(*args: object, **options: object) -> None:
                     raise MemoryError("no room for a summary")
 
-                tap._watcher.take = fail
+                tap._watcher.destination.take = fail
             model(scale * torch.ones(2, 4)).sum().backward()
             tap.step()
     return path

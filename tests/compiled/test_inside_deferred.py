@@ -12,7 +12,7 @@ from torch import nn
 
 from support import fake_gpu
 from support.compiling import compile_layers, compile_whole, train
-from tensortap.capture.recorder import Recorder
+from tensortap.capture.recording.recorder import Recorder
 from tensortap.frameworks.torch.inside import buffers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles

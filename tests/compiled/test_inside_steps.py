@@ -9,7 +9,7 @@ import torch
 
 from support import zoo
 from support.compiling import NONE, checkpoint_layers, compile_layers, compile_whole, differences, train
-from tensortap.capture.inside import InsideCalls
+from tensortap.capture.watching.inside import InsideCalls
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from tensortap.capture.global_names import GlobalNames
-from tensortap.capture.layout import read_layout
+from tensortap.capture.placement.global_names import GlobalNames
+from tensortap.capture.placement.layout import read_layout
 from tensortap.core.layouts import parse_layout
 from tensortap.core.placement import Mesh
 from tensortap.errors import UsageError

@@ -1,4 +1,17 @@
-"""The first phase: tap a model while it trains, and write its tensors into a run."""
+"""The first phase: tap a model while it trains, and write its tensors into a run.
+
+tap.py        the tap: an observer whose sink (run_sink.py) writes a run; tap_options.py has its options
+observer.py   keeps hooks on a model from step to step
+selection.py  which modules, kinds, steps and ranks
+modules/      the model's modules and their tensors
+watching/     hooks, and what they find out about calls and gradients
+recording/    tensors become records
+loop/         what the training loop does beside tensors
+placement/    where in the whole the elements of a record are
+incidents/    NaN, spikes of the loss, exceptions
+coverage.py   what was seen of each module; messages.py writes to stderr
+budget.py     which steps to record for a given cost; garbage.py makes collections rarer meanwhile
+"""
 
 from __future__ import annotations
 
@@ -116,10 +129,11 @@ def capture(
     ...     model(batch).sum().backward()
     >>> tensortap.compare(tap.run, "runs/a")
     """
-    from tensortap.capture.incidents import IncidentOptions, ringed
-    from tensortap.capture.layout import read_layout
-    from tensortap.capture.models import one_model
-    from tensortap.capture.tap import Tap, TapOptions  # loads the writer, so only when needed
+    from tensortap.capture.incidents.incidents import IncidentOptions, ringed
+    from tensortap.capture.modules.models import one_model
+    from tensortap.capture.placement.layout import read_layout
+    from tensortap.capture.tap import Tap  # loads the writer, so only when needed
+    from tensortap.capture.tap_options import TapOptions
 
     default = kinds is None and optimizer is not None
     kinds = (OPTIMIZER_KINDS if default else DEFAULT_KINDS) if kinds is None else kinds

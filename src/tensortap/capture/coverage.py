@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensortap.capture.tree import ModuleAlias, Site
+from tensortap.capture.modules.tree import ModuleAlias, Site
 from tensortap.core.records import ALL_FROZEN, GRADIENT_KINDS, Coverage, Status
 
 __all__ = ["CoverageBook"]

@@ -19,15 +19,15 @@ def load() -> ModuleType | None:
     if module is None:
         return None
     # Imported here, since the modules of these classes import this one.
-    from tensortap.capture.clock import ModuleCall
-    from tensortap.capture.follower import NoGradient, PlannedCall, PlannedEnd
-    from tensortap.capture.hook_guard import HookGuard
-    from tensortap.capture.host_rows import CopiedTensor, HostRows
-    from tensortap.capture.placer import Placer
-    from tensortap.capture.recorder import Recorder
-    from tensortap.capture.slots import RecordSlot
-    from tensortap.capture.templates import Template
-    from tensortap.capture.tree import Site
+    from tensortap.capture.modules.tree import Site
+    from tensortap.capture.placement.placer import Placer
+    from tensortap.capture.recording.host_rows import CopiedTensor, HostRows
+    from tensortap.capture.recording.recorder import Recorder
+    from tensortap.capture.recording.slots import RecordSlot
+    from tensortap.capture.watching.clock import ModuleCall
+    from tensortap.capture.watching.follower import NoGradient, PlannedCall, PlannedEnd
+    from tensortap.capture.watching.hook_guard import HookGuard
+    from tensortap.capture.watching.templates import Template
     from tensortap.frameworks.device_reader import SlotPlacement
     from tensortap.frameworks.tensor_kind import TensorKind
     from tensortap.kernels.summary.batch import SummaryBatch
@@ -55,8 +55,8 @@ def load_for_device(device_reader: DeviceReader, most_pending: int) -> ModuleTyp
     module, reads = load(), device_reader.native_reads
     if module is None or reads is None:
         return None
-    from tensortap.capture.deferred.pending import PendingRows
-    from tensortap.capture.deferred.read_order import ReadOrder, ReadSlot
+    from tensortap.capture.recording.deferred.pending import PendingRows
+    from tensortap.capture.recording.deferred.read_order import ReadOrder, ReadSlot
 
     classes = {cls.__name__: cls for cls in (*reads.classes, PendingRows, ReadOrder, ReadSlot)}
     module.configure_device(classes, reads.core, *reads.limits, most_pending)

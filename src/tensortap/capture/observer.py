@@ -18,17 +18,17 @@ from typing import Any, Protocol, TypeVar
 
 from tensortap import kernels
 from tensortap.capture import garbage
-from tensortap.capture.clock import Clock
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.hook_guard import HookGuard
-from tensortap.capture.inside import InsideCalls, InsideOptions
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.messages import say
-from tensortap.capture.model_changes import ModelChanges
-from tensortap.capture.modes import Modes
+from tensortap.capture.modules.model_changes import ModelChanges
+from tensortap.capture.modules.tree import NamesOf, Site, Tree
 from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.tree import NamesOf, Site, Tree
-from tensortap.capture.watcher import Watcher
+from tensortap.capture.watching.clock import Clock
+from tensortap.capture.watching.hook_guard import HookGuard
+from tensortap.capture.watching.inside import InsideCalls, InsideOptions
+from tensortap.capture.watching.modes import Modes
+from tensortap.capture.watching.watcher import Watcher
 from tensortap.core.interrupts import interrupt_in
 from tensortap.core.presentation import CoverageRows
 from tensortap.core.records import Coverage, Key

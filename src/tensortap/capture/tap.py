@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensortap import kernels
 from tensortap.capture import garbage
-from tensortap.capture.budget import Budget, check_share
-from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.environment import describe_environment
-from tensortap.capture.incidents import IncidentOptions, Incidents
-from tensortap.capture.inside import InsideOptions
-from tensortap.capture.layout import Layout
+from tensortap.capture.budget import Budget
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
@@ -26,223 +20,29 @@ from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.loop.rows import InputRows
 from tensortap.capture.loop.visible import VisibleValues
 from tensortap.capture.messages import say
+from tensortap.capture.modules.tree import NamesOf
 from tensortap.capture.observer import Observer, Sink
-from tensortap.capture.operators import OperatorRecords
-from tensortap.capture.parallel import Parallel
-from tensortap.capture.planned_watcher import PlannedWatcher
-from tensortap.capture.recorder import Recorder
-from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.tree import NamesOf, Site, Tree
-from tensortap.capture.uncounted_steps import UncountedSteps
-from tensortap.capture.watcher import Watcher
-from tensortap.core.interrupts import interrupt_in, raise_interrupt, suppress_errors
-from tensortap.core.machine import cores
+from tensortap.capture.placement.parallel import Parallel
+from tensortap.capture.run_sink import RunSink
+from tensortap.capture.selection import Selection
+from tensortap.capture.tap_options import TapOptions
+from tensortap.capture.watching.inside import InsideOptions
+from tensortap.capture.watching.operators import OperatorRecords
+from tensortap.capture.watching.planned_watcher import PlannedWatcher
+from tensortap.capture.watching.uncounted_steps import UncountedSteps
+from tensortap.capture.watching.watcher import Watcher
+from tensortap.core.interrupts import raise_interrupt, suppress_errors
 from tensortap.core.presentation import reports
-from tensortap.core.records import GRADIENT_KINDS, Key, display_name
-from tensortap.core.sketches import FULL, check_size
-from tensortap.core.urls import Place, Url, as_place
+from tensortap.core.records import GRADIENT_KINDS
+from tensortap.core.urls import Url, as_place
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of
-from tensortap.frameworks.base import Framework
 from tensortap.frameworks.capabilities import DeviceMark
-from tensortap.kernels import summarize
 from tensortap.store.memory import MemoryWriter
 from tensortap.store.run import Run
 from tensortap.store.run_folder import open_run
-from tensortap.store.writer.rank_writer import RankWriter
-from tensortap.store.writer.run_writer import RunWriter
-from tensortap.store.writer.uploading import UploadingWriter
 
-__all__ = ["Tap", "TapOptions"]
-
-
-@dataclass(frozen=True)
-class TapOptions:
-    """The options of a tap; `Selection` defines what it records."""
-
-    overwrite: bool = False
-    on_error: str = "warn"
-    compiled: str = "boundary"
-    emulate_casts: bool = False
-    max_buffer: int | None = None
-    gather: bool = True
-    max_memory: int | None = None
-    sketch: int = FULL
-    evaluation: bool = False
-    budget: float | None = None
-    incidents: IncidentOptions = field(default_factory=IncidentOptions)
-    layout: Layout = field(default_factory=Layout)
-    upload: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `UploadingWriter`, for a run at a URL."""
-
-    def __post_init__(self) -> None:
-        if self.compiled not in ("boundary", "inside", "eager"):
-            raise UsageError(f'compiled: {self.compiled!r} is not "boundary", "inside" or "eager"')
-        if self.emulate_casts and self.compiled != "inside":
-            raise UsageError('emulate_casts is for compiled="inside": only taps inside a graph change its rounding')
-        check_size(self.sketch)
-        if self.budget is not None:
-            check_share(self.budget)
-
-    def described(self) -> dict[str, Any]:
-        """Return the options that decide what a run holds, for run.json."""
-        own = {
-            name: getattr(self, name)
-            for name in ("compiled", "emulate_casts", "gather", "evaluation", "budget", "sketch")
-        }
-        return own | asdict(self.incidents)
-
-    def writer(self, path: Place) -> Callable[..., RunWriter]:
-        """Return the writer of a folder or a URL. It takes the remaining arguments of `RunWriter`."""
-        return partial(RunWriter, path) if isinstance(path, Path) else partial(UploadingWriter, path, **self.upload)
-
-
-class RunSink:
-    """Writes records into one rank of a run: at `path`, or in memory without one."""
-
-    def __init__(
-        self,
-        framework: Framework,
-        tree: Tree,
-        path: Place | None,
-        selection: Selection,
-        options: TapOptions,
-        lock: AbstractContextManager[Any],
-        parallel: Parallel,
-    ) -> None:
-        threads = framework.compute_threads(tree.sites[0].owner)
-        rank = framework.rank()
-        info = {
-            "framework": framework.name,
-            "model": tree.sites[0].cls,
-            "modules": len(tree.sites),
-            "config": selection.described() | options.described(),
-            "environment": describe_environment(framework.environment()),
-        }
-        self.where = "memory" if path is None else str(path)
-        self.writer: RankWriter
-        if path is None:
-            self.writer = MemoryWriter(
-                rank=rank,
-                world=framework.world(),
-                info=info,
-                max_memory=options.max_memory,
-                buckets=options.sketch,
-                rotates=options.incidents.rotates,
-            )
-        else:
-            self.writer = options.writer(path)(
-                rank=rank,
-                world=framework.world(),
-                info=info,
-                overwrite=options.overwrite,
-                max_buffer=options.max_buffer,
-                crowded=threads >= cores(),
-                pinning=framework.pinning(tree.sites[0].owner),
-                calls=True,
-                loop=True,
-                buckets=options.sketch,
-                ring=options.incidents.ring_size is not None,
-                rotates=options.incidents.rotates,
-            )
-        self.writer.loop_fact(0, "world", "", {"size": framework.world()})
-        self._closed = False
-        kernels.borrow_threads(framework.openmp(), threads)
-        self._recorder = Recorder(framework, self.writer, rank, lock, options.gather, parallel.placer)
-        if parallel.placer is not None or parallel.renames:
-            self.writer.arrange(parallel.mesh, parallel.renames)
-        self.incidents = Incidents(options.incidents, self.writer, partial(_broken, framework, tree))
-        self._recorder.compares_gradients = "step_grad" in selection.kinds
-        self._recorder.alarm = self.incidents.alarm if options.incidents.needs_alarm else None
-        self.slots, self.take = self._recorder.slots, self._recorder.quickest_take()
-        self.record_slot = self._recorder.record
-        self.record_gradient, self.flush_reads = self._recorder.record_step_gradient, self._recorder.flush_reads
-        self.begin_snapshot, self.end_snapshot = self._recorder.begin_snapshot, self._recorder.end_snapshot
-        self.discard_deferred, self.forget = self._recorder.discard_deferred, self._recorder.forget
-        self.code_changed = self._recorder.code_changed
-
-    def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
-        self.record_slot(tensor, self.slots.find(key.micro, key.phase, site, *key[4:], keep), key.step)
-
-    @property
-    def records(self) -> int:
-        """Number of records so far."""
-        return self._recorder.records
-
-    def end_step(self, step: int, book: CoverageBook) -> None:
-        self._recorder.end_step()
-        self._collect_notices(book)
-        if book.changed:
-            book.changed = False
-            self.writer.coverage(book.rows(), book.notices)
-        self.writer.end_step(step)
-        self.incidents.end_step(step, self._recorder.uses_device)
-        self._write_notices(book)
-
-    def _write_notices(self, book: CoverageBook) -> None:
-        """Write notices about incidents at once: the process may not live much longer."""
-        notices = self.incidents.take_notices()
-        for text in notices:
-            book.notice(text)
-        if notices:
-            book.changed = False
-            self.writer.coverage(book.rows(), book.notices)
-
-    def flush(self) -> None:
-        self._recorder.send()
-        self.writer.flush()
-
-    def close(self, status: str, reason: str, book: CoverageBook) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._close(status, reason, book)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an upload may take long, and Ctrl-C ends it
-                for text in self.writer.interrupt():
-                    say(text)
-            raise
-
-    def _close(self, status: str, reason: str, book: CoverageBook) -> None:
-        failures: list[Exception] = []  # a failed device returns nothing; what came before is kept
-        try:
-            failures += _failures_of(self._recorder.send)
-            failures += _failures_of(self.writer.flush)
-            ended = reason or ("the recording failed" if status != "finished" else "")
-            failures += _failures_of(partial(self.incidents.close, ended))
-            failures += _failures_of(partial(self._write_notices, book))
-        finally:  # before the writer frees memory that a device may still write into
-            failures += _failures_of(self._recorder.close)
-        failures += _failures_of(partial(self._write_coverage, status, book))
-        if failures:
-            status, reason = "failed", reason or f"{type(failures[0]).__name__}: {failures[0]}"
-        failures += _failures_of(partial(self.writer.close, status, reason))
-        if failures:  # the user's own exception, from a signal handler, comes first
-            raise next((each for each in failures if interrupt_in(each) is not None), failures[0])
-
-    def discard(self) -> None:
-        """Close the run and delete it."""
-        self.close("finished", "", CoverageBook((), (), ()))
-        self.writer.delete()
-
-    def _write_coverage(self, status: str, book: CoverageBook) -> None:
-        self._collect_notices(book)
-        if status == "finished" or book.changed:
-            self.writer.coverage(book.rows(), book.notices)
-
-    def _collect_notices(self, book: CoverageBook) -> None:
-        while self._recorder.changed_unseen:  # one by one: the index's thread may add to it
-            module = self._recorder.changed_unseen.pop()
-            book.notice(
-                f"{display_name(module)}: a tensor was changed without its framework knowing; its summary is right, "
-                "its bytes after the change were not kept"
-            )
-        for text in self.writer.take_notices():
-            book.notice(text)
-            say(text)
-        while self._recorder.read_order.notices:
-            book.notice(self._recorder.read_order.notices.popleft())
+__all__ = ["Tap"]
 
 
 class Tap(Observer):
@@ -322,16 +122,14 @@ class Tap(Observer):
         if self._run is not None:
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
-            watcher.forward_begins = partial(self._forward_begins, watcher)
-            watcher.slots, watcher.take, watcher.record_slot = self._run.slots, self._run.take, self._run.record_slot
-            watcher.forward_ended = self._run.flush_reads
-            watcher.snapshot_begins, watcher.snapshot_ended = self._run.begin_snapshot, self._run.end_snapshot
-            watcher.called_with = self._run.writer.called
-            watcher.record_gradient = self._run.record_gradient
-            watcher.forget, watcher.code_changed = self._run.forget, self._run.code_changed
             loop_fact = self._run.writer.loop_fact
             self._loop = LoopBook(self._framework, lambda: watcher.tree, self._clock, loop_fact, [*kinds])
-            watcher.step_begins, watcher.step_seen = self._loop.step_begins, self._loop.forward_ended
+            watcher.destination = replace(
+                self._run.destination,
+                step_begins=self._loop.step_begins,
+                step_seen=self._loop.forward_ended,
+                forward_begins=partial(self._forward_begins, watcher),
+            )
             watcher.visible = VisibleValues(self._framework, loop_fact)
             if "input" in kinds:
                 watcher.rows = InputRows(self._framework, loop_fact)
@@ -587,23 +385,3 @@ class Tap(Observer):
             "seconds_at_step_ends": self._step_seconds,
         }
         return own | written
-
-
-def _broken(framework: Framework, tree: Tree, modules: set[str]) -> bool:
-    """Return whether a parameter of one of the modules has a NaN or Inf."""
-    for site in tree.sites:
-        if site.name in modules:
-            for _, parameter in framework.parameters(site.owner):
-                found = summarize(framework.host(parameter))
-                if found.nan or found.posinf or found.neginf:
-                    return True
-    return False
-
-
-def _failures_of(task: Callable[[], None]) -> list[Exception]:
-    """Run a task, and return the exception that it raised, if any, in a list."""
-    try:
-        task()
-    except Exception as error:
-        return [error]
-    return []

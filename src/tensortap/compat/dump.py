@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensortap.capture.flatten import open_arguments, open_value
+from tensortap.capture.modules.tree import Site
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
-from tensortap.capture.tree import Site
+from tensortap.capture.watching.flatten import open_arguments, open_value
 from tensortap.compat.dump_file import Array, DumpedTensor, DumpFile, dump_path, is_finished
 from tensortap.compat.dump_reading import DumpContents, open_dump, print_contents
 from tensortap.compat.dump_sink import DumpSink

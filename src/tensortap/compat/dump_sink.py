@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.flatten import open_arguments, open_value
+from tensortap.capture.modules.tree import Site
 from tensortap.capture.selection import Keep
-from tensortap.capture.tree import Site
+from tensortap.capture.watching.flatten import open_arguments, open_value
 from tensortap.compat.dump_file import Array, DumpedTensor, DumpFile
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework

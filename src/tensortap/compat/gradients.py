@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.capture.flatten import open_value
+from tensortap.capture.watching.flatten import open_value
 from tensortap.core.interrupts import raise_interrupt
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks import framework_of

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
-from tensortap.capture.tree import Site
+from tensortap.capture.modules.tree import Site
 from tensortap.frameworks.base import Framework, Remove
 
 __all__ = ["ForwardMode", "MicroStepListener", "MicroSteps"]

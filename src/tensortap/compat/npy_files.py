@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.modules.tree import Site
 from tensortap.capture.selection import Keep
-from tensortap.capture.tree import Site
 from tensortap.core import dtypes
 from tensortap.core.records import Key, display_name
 from tensortap.errors import StoreWriteError, UsageError

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tensortap.capture.flatten import open_arguments, open_value
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
+from tensortap.capture.watching.flatten import open_arguments, open_value
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework, Remove
 from tensortap.frameworks.module_notes import ModuleNotes

@@ -18,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tensortap.capture.modules.tree import Site
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
-from tensortap.capture.tree import Site
 from tensortap.compat.micro_steps import ForwardMode, MicroSteps
 from tensortap.compat.npy_files import FileLimit, NpyFiles
 from tensortap.errors import UsageError

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tensortap.capture.tree import Site
+from tensortap.capture.modules.tree import Site
 from tensortap.core.records import Key
 
 __all__ = ["CallBoundary", "TensorAliases"]

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tensortap.capture.clock import Clock
 from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.loop.recomputed import Recomputations
+from tensortap.capture.modules.tree import Tree
 from tensortap.capture.observer import Observer, Sink
+from tensortap.capture.recording.slots import by_key
 from tensortap.capture.selection import Selection
-from tensortap.capture.slots import by_key
-from tensortap.capture.tree import Tree
-from tensortap.capture.watcher import Watcher
+from tensortap.capture.watching.clock import Clock
+from tensortap.capture.watching.watcher import Watcher
 from tensortap.compare.align.alignment import Renames
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.measure.noise import check_noise
@@ -163,11 +163,11 @@ class Check(Observer):
         self._chosen = chosen
         watcher = self._new_isolator(chosen) if self._options.isolate else super()._new_watcher(sink, chosen)
         assert self._comparator is not None
-        watcher.called_with = self._comparator.run.called
-        watcher.record_gradient = by_key(self._comparator.record_step_gradient)
-        watcher.step_begins = self._new_loop_book(
-            ()
-        ).step_begins  # dropout draws other numbers from another random state
+        destination = watcher.destination
+        destination.called_with = self._comparator.run.called
+        destination.record_gradient = by_key(self._comparator.record_step_gradient)
+        # Dropout draws other numbers from another random state.
+        destination.step_begins = self._new_loop_book(()).step_begins
         if not self._options.isolate:
             watcher.detached = DetachedValues(self._framework, self._comparator.run.loop_fact)
         watcher.recomputations = Recomputations(self._framework, self._clock, self._comparator.run.loop_fact)

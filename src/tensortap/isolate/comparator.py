@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import ModuleCall
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.modules.tree import Site
+from tensortap.capture.recording.unique_keys import UniqueKeys
 from tensortap.capture.selection import Keep
-from tensortap.capture.tree import Site
-from tensortap.capture.unique_keys import UniqueKeys
+from tensortap.capture.watching.clock import ModuleCall
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.unpassed import measure_passed
 from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tensortap.capture import capture
+from tensortap.capture.modules.tree import Tree
 from tensortap.capture.selection import DEFAULT_KINDS
-from tensortap.capture.tree import Tree
 from tensortap.compare import compare
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError

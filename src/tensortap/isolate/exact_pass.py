@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.flatten import Opened, open_value
+from tensortap.capture.modules.tree import Site, Tree
 from tensortap.capture.selection import Keep, Selection
-from tensortap.capture.tree import Site, Tree
+from tensortap.capture.watching.clock import Clock, ModuleCall
+from tensortap.capture.watching.flatten import Opened, open_value
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework
 from tensortap.frameworks.capabilities import ExactExecution

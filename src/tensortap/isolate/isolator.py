@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Clock, ModuleCall
 from tensortap.capture.coverage import CoverageBook
-from tensortap.capture.flatten import Opened, open_arguments, open_value
+from tensortap.capture.modules.tree import Site, Tree
 from tensortap.capture.selection import Selection
-from tensortap.capture.swap import Swap, swapped
-from tensortap.capture.tree import Site, Tree
-from tensortap.capture.watcher import Watcher
+from tensortap.capture.watching.clock import Clock, ModuleCall
+from tensortap.capture.watching.flatten import Opened, open_arguments, open_value
+from tensortap.capture.watching.swap import Swap, swapped
+from tensortap.capture.watching.watcher import Watcher
 from tensortap.compare.measure.masks import in_convention_of
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework, require

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.capture import capture
-from tensortap.capture.flatten import open_value
+from tensortap.capture.watching.flatten import open_value
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import MODULE_KINDS
 from tensortap.errors import UsageError

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Clock, ModuleCall
-from tensortap.capture.tree import Site, Tree
+from tensortap.capture.modules.tree import Site, Tree
+from tensortap.capture.watching.clock import Clock, ModuleCall
 from tensortap.core.interrupts import interrupt_in
 from tensortap.core.records import Key, display_name
 from tensortap.errors import UsageError

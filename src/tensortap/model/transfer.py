@@ -138,7 +138,7 @@ class _ModelEnd:
     """One of the two models: its outline, and its tensors by full name."""
 
     def __init__(self, framework: Framework, model: Any) -> None:
-        from tensortap.capture.tree import Tree
+        from tensortap.capture.modules.tree import Tree
         from tensortap.frameworks.registered import registered
         from tensortap.mapping.outline import ModelOutline, ModuleOutline, TensorOutline, full_name
 

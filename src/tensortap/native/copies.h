@@ -1,4 +1,4 @@
-/* The rows of a step, and the copies of its tensors: `RowEntries` and `TensorCopies` of `capture.host_rows`. */
+/* The rows of a step, and the copies of its tensors: `RowEntries` and `TensorCopies` of `capture.recording.host_rows`. */
 
 #pragma once
 
@@ -122,7 +122,7 @@ static PyMemberDef entries_members[] = {
     {NULL},
 };
 static PyType_Slot entries_slots[] = {
-    {Py_tp_doc, "The rows of a step, as `capture.host_rows.RowEntries` has them."},
+    {Py_tp_doc, "The rows of a step, as `capture.recording.host_rows.RowEntries` has them."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Entries_init},
     {Py_tp_methods, entries_methods},

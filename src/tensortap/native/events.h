@@ -1,4 +1,4 @@
-/* What following a plan does at each event, as `capture.follower.Follower` does it. */
+/* What following a plan does at each event, as `capture.watching.follower.Follower` does it. */
 
 #pragma once
 

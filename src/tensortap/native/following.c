@@ -1,7 +1,7 @@
 /* The part of capture that runs at every call of a module, in C.
 
-   `Follower` is `capture.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
-   `capture.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
+   `Follower` is `capture.watching.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
+   `capture.recording.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
    makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
    Tensors are used through their Python attributes, through DLPack's exchange interface, or through `TensorAccess`, which
    another module provides, so that no framework is needed to build this; `collecting.h`, `deferred.h`, `launches.h`,

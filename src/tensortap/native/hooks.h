@@ -1,4 +1,4 @@
-/* Hooks that follow a plan, or call what is careful; see `capture.hook_guard`. */
+/* Hooks that follow a plan, or call what is careful; see `capture.watching.hook_guard`. */
 
 #pragma once
 
@@ -227,7 +227,7 @@ static PyMethodDef follower_methods[] = {
 
 static PyType_Slot follower_slots[] = {
     {Py_tp_doc, "Follower(framework, work, kinds, arguments)\n--\n\n"
-                "Follows plans, as `capture.follower.Follower` does."},
+                "Follows plans, as `capture.watching.follower.Follower` does."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Follower_init},
     {Py_tp_methods, follower_methods},

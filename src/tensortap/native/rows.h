@@ -1,4 +1,4 @@
-/* The rows of a step's tensors on a device, and which tensors they are of: `DeviceEntries` of `capture.deferred.entries`. */
+/* The rows of a step's tensors on a device, and which tensors they are of: `DeviceEntries` of `capture.recording.deferred.entries`. */
 
 #pragma once
 
@@ -382,7 +382,7 @@ static PyMemberDef device_entries_members[] = {
     {NULL},
 };
 static PyType_Slot device_entries_slots[] = {
-    {Py_tp_doc, "DeviceEntries(hold)\n--\n\nRows of tensors on a device, as `capture.deferred.entries` has them."},
+    {Py_tp_doc, "DeviceEntries(hold)\n--\n\nRows of tensors on a device, as `capture.recording.deferred.entries` has them."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, DeviceEntries_init},
     {Py_tp_methods, device_entries_methods},

@@ -1,10 +1,10 @@
-/* The structure of arguments and outputs, as `capture.templates` checks it. */
+/* The structure of arguments and outputs, as `capture.watching.templates` checks it. */
 
 #pragma once
 
 #include "common.h"
 
-enum { TENSOR, EQUAL, ALIKE, SEQUENCE, MAPPING }; /* see capture.templates.Node */
+enum { TENSOR, EQUAL, ALIKE, SEQUENCE, MAPPING }; /* see capture.watching.templates.Node */
 
 static int collect_all(const Plain *plain, PyObject *values, PyObject *nodes, PyObject *found);
 

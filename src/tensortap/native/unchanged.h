@@ -1,4 +1,4 @@
-/* Whether the attributes of modules are those of the step before, as `capture.unchanged` finds it. */
+/* Whether the attributes of modules are those of the step before, as `capture.modules.unchanged` finds it. */
 
 #pragma once
 

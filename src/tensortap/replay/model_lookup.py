@@ -6,7 +6,7 @@ import difflib
 from dataclasses import replace
 from typing import Any
 
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of

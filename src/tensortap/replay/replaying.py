@@ -13,7 +13,7 @@ from types import MethodType
 from typing import Any
 
 from tensortap.capture import capture
-from tensortap.capture.flatten import open_value
+from tensortap.capture.watching.flatten import open_value
 from tensortap.compare import compare
 from tensortap.core.records import GRADIENT_KINDS, Comparison, Record, display_name
 from tensortap.errors import UsageError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tensortap.capture.flatten import open_arguments, open_value
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
+from tensortap.capture.watching.flatten import open_arguments, open_value
 from tensortap.core.operators import OperatorTrace
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Framework, require

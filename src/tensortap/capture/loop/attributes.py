@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from tensortap.capture.tree import Site
-from tensortap.capture.unchanged import WatchedItems, changed_items
+from tensortap.capture.modules.tree import Site
+from tensortap.capture.modules.unchanged import WatchedItems, changed_items
 from tensortap.core.arguments import written
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework

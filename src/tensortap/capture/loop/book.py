@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tensortap.capture.clock import Clock
 from tensortap.capture.loop.attributes import Attributes
 from tensortap.capture.loop.moved import MovedParameters
 from tensortap.capture.loop.random_states import RandomStates
 from tensortap.capture.loop.ties import buffer_names, frozen_parameters, tensor_names, ties
-from tensortap.capture.tree import Site, Tree
-from tensortap.capture.unchanged import identify_parameters
+from tensortap.capture.modules.tree import Site, Tree
+from tensortap.capture.modules.unchanged import identify_parameters
+from tensortap.capture.watching.clock import Clock
 from tensortap.core.arguments import written
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework

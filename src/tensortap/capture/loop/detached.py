@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensortap.capture.clock import ModuleCall
-from tensortap.capture.tree import Site
+from tensortap.capture.modules.tree import Site
+from tensortap.capture.watching.clock import ModuleCall
 from tensortap.frameworks.base import Framework
 
 __all__ = ["DetachedValues"]

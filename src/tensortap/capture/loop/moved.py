@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensortap.capture.tree import Site
+from tensortap.capture.modules.tree import Site
 from tensortap.frameworks.base import Framework
 
 __all__ = ["MovedParameters"]

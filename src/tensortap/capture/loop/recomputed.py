@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.capture.clock import Clock, ModuleCall
-from tensortap.capture.flatten import Opened
-from tensortap.capture.tree import Site
+from tensortap.capture.modules.tree import Site
+from tensortap.capture.watching.clock import Clock, ModuleCall
+from tensortap.capture.watching.flatten import Opened
 from tensortap.core import dtypes
 from tensortap.core.interrupts import suppress_errors
 from tensortap.frameworks.base import Framework

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
 from tensortap.core.records import Summary
 from tensortap.frameworks.base import Framework, Identity
 from tensortap.frameworks.loading import few_elements

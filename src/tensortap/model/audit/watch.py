@@ -14,7 +14,7 @@ from typing import IO, Any
 from rich.text import Text
 
 from tensortap import kernels
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
 from tensortap.core.interrupts import raise_interrupt
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError

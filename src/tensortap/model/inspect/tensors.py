@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
 from tensortap.frameworks.ownership import Ownership
 from tensortap.frameworks.registered import registered
 

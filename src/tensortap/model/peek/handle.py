@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from tensortap.capture.modules.tree import Site, Tree
 from tensortap.capture.observer import Observer
 from tensortap.capture.selection import Selection
-from tensortap.capture.tree import Site, Tree
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of

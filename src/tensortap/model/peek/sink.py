@@ -10,8 +10,8 @@ from typing import IO, Any
 from rich.text import Text
 
 from tensortap.capture.coverage import CoverageBook
+from tensortap.capture.modules.tree import Site
 from tensortap.capture.selection import Keep
-from tensortap.capture.tree import Site
 from tensortap.core import dtypes
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework

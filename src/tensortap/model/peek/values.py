@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tensortap.capture.tree import Tree
+from tensortap.capture.modules.tree import Tree
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.model.peek.calls import PeekedCall, PeekedModule

@@ -11,9 +11,9 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
-from tensortap.capture.flatten import open_arguments, open_value
+from tensortap.capture.modules.tree import Site, Tree
 from tensortap.capture.selection import Selection
-from tensortap.capture.tree import Site, Tree
+from tensortap.capture.watching.flatten import open_arguments, open_value
 from tensortap.core.records import display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of, network_of

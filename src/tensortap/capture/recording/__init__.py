@@ -1,0 +1,9 @@
+"""Tensors become records: read, summarised and stored once, however often they are seen.
+
+recorder.py           decides how each tensor is read, and writes its record
+slots.py              identities that repeat from step to step; unique_keys.py tells repeated ones apart
+host_rows.py          tensors in host memory that are copied or read now, and summarised later
+seen_tensors.py       those that are summarised at once
+repeated_columns.py   columns of the index that repeat from step to step
+deferred/             reads on a device that may wait
+"""
