@@ -14,7 +14,7 @@ from torch import nn
 import tensortap as tt
 from support import fake_gpu
 from support.fake_gpu import Blocks, FakeReader, nothing
-from tensortap.capture.recording import recorder
+from tensortap.capture.recording import device_recorder
 from tensortap.capture.recording.recorder import Recorder
 
 OUTPUT_BYTES = 4 * 8 * 4
@@ -221,7 +221,7 @@ def test_a_trial_that_is_cut_short_proves_nothing(
     tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An output is changed, uncounted, in the second of two micro steps; rows go out before it is read again there."""
-    monkeypatch.setattr(recorder, "_MOST_PENDING", 10)
+    monkeypatch.setattr(device_recorder, "MOST_PENDING", 10)
     micro, earlier = [0], list[torch.Tensor]()
 
     def between(number: int, x: torch.Tensor) -> torch.Tensor:
