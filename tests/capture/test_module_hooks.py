@@ -87,3 +87,31 @@ def test_steps_that_are_left_out_have_no_hooks(tmp_path: Path) -> None:
     assert sorted({record.key.step for record in tap.run}) == [0, 3, 6]
     assert len([record for record in tap.run if record.key.module == "1"]) == 3 * 3
     assert not any(tables(model[1]))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_steps_before_the_first_recorded_one_have_no_hooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    """Code that was compiled with the hooks would be compiled again without them, so there they stay."""
+    monkeypatch.setattr(Torch, "uses_compiler", lambda _: compiles)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    hooked = []
+    with tt.capture(model, tmp_path / "run", steps=[3]) as tap:
+        for _ in range(5):
+            hooked.append(any(any(tables(module)) for module in model.modules()))
+            model(torch.zeros(1, 2)).sum().backward()
+            tap.step()
+    assert hooked == ([True] * 4 + [False] if compiles else [True, False, False, True, False])
+    assert {row.key.step for row in tt.open(tmp_path / "run")} == {3}
+    assert len([row for row in tt.open(tmp_path / "run") if row.key.kind == "output"]) == 3
+
+
+def test_only_what_was_compiled_counts_as_using_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.optim.AdamW(nn.Linear(2, 2).parameters())  # loads the compiler
+    from torch._dynamo import eval_frame
+
+    monkeypatch.setattr(eval_frame, "cached_backends", {0: None})
+    assert not Torch().uses_compiler()
+    eval_frame.cached_backends[1] = torch.compile
+    assert Torch().uses_compiler()

@@ -114,8 +114,6 @@ class Observer:
         self._idle_steps = 0
         self._error: BaseException | None = None
         self._stopped_in = 0
-        self._interrupt: BaseException | None = None
-        """An interrupt that could not be raised in its hook, until the next point where it can."""
         self._reported = False
         self._closed = False
         self._optimizers: Optimizers | None = None
@@ -259,9 +257,11 @@ class Observer:
             self._begin_step()
             if self._guard.listening:
                 self._try(self._watcher.attach)
-            elif was_recorded:  # otherwise nothing was placed in it
-                self._try(self._watcher.drop)
-                if ran:  # else a compiled function may contain the modules, and would be compiled again
+            else:
+                if was_recorded:  # otherwise nothing was placed in it
+                    self._try(self._watcher.drop)
+                if ran or not self._framework.uses_compiler():
+                    # Otherwise a compiled function may contain the modules, and would be compiled again.
                     self._try(self._watcher.detach)
         self._report_error()
         self._deliver_interrupt()
@@ -278,8 +278,8 @@ class Observer:
                 self._try(partial(self._note_outcome, status))
                 if self._error is not None:
                     status, reason = "failed", str(self._error) or type(self._error).__name__
-                elif self._interrupt is not None and status == "finished":
-                    status, reason = "failed", _reason(self._interrupt)
+                elif self._guard.interrupt is not None and status == "finished":
+                    status, reason = "failed", _reason(self._guard.interrupt)
                 if self._sink is not None:
                     self._try(partial(self._sink.close, status, reason, self._book))
             finally:
@@ -308,7 +308,7 @@ class Observer:
             self.close()
             return
         try:
-            self._interrupt = None  # the later error reaches the user instead
+            self._guard.interrupt = None  # the later error reaches the user instead
             self.close("failed", _reason(error) if error is not None else kind.__name__)
         except TensortapError as second:  # the user's own error takes precedence
             if sys.version_info >= (3, 11) and error is not None:
@@ -322,7 +322,7 @@ class Observer:
         return self._selection.wants_step(step)
 
     def _end_step(self) -> None:
-        if self._interrupt is not None:
+        if self._guard.interrupt is not None:
             self._guard.listening = self._error is None
         if not self._guard.listening or self._sink is None:
             return
@@ -360,13 +360,13 @@ class Observer:
         self._book.notice(f"{name} interrupted the tap at step {step}: records of that step may be missing")
         if self._framework.propagates_exceptions():
             raise interrupt
-        self._interrupt = self._interrupt or interrupt
+        self._guard.interrupt = self._guard.interrupt or interrupt
         self._guard.listening = False  # until the next hook, or the end of the step, delivers it
 
     def _deliver_interrupt(self) -> None:
         """Raise an interrupt that came in a hook through which the framework does not propagate exceptions."""
-        if self._interrupt is not None and self._framework.propagates_exceptions():
-            interrupt, self._interrupt = self._interrupt, None
+        if self._guard.interrupt is not None and self._framework.propagates_exceptions():
+            interrupt, self._guard.interrupt = self._guard.interrupt, None
             self._guard.listening = self._error is None and not self._closed
             raise interrupt
 

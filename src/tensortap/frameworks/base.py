@@ -119,6 +119,9 @@ class ModelStructure(Protocol):
     def compiled(self, module: Any) -> bool:
         """Return whether calling this module runs a compiled graph, inside which hooks do not run."""
 
+    def uses_compiler(self) -> bool:
+        """Return whether this process compiles code, which may be compiled again if modules get or lose hooks."""
+
     @property
     def children_attribute(self) -> str | None:
         """Attribute of modules that is a dictionary of their children, if that is all that `signature` depends on."""

@@ -75,6 +75,9 @@ class FrameworkBase:
     def compiled(self, module: Any) -> bool:
         return False
 
+    def uses_compiler(self) -> bool:
+        return True
+
     def signature(self, module: Any) -> Hashable:
         return tuple(id(child) for _, child in self.children(module))
 

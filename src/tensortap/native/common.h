@@ -52,7 +52,8 @@ static int make_names(void)
     X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs) X(PlannedEnd, output_slots)             \
     X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks) X(ModuleCall, autograd)          \
     X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain) X(Template, arguments)       \
-    X(Template, text) X(Site, name) X(HookGuard, listening) X(HookGuard, lock) X(HookGuard, seconds)                  \
+    X(Template, text) X(Site, name) X(HookGuard, interrupt) X(HookGuard, listening) X(HookGuard, lock)                \
+    X(HookGuard, seconds)                                                                                             \
     X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number) X(SlotPlacement, shape)
 #define CLASSES(X)                                                                                                    \
     X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)    \

@@ -97,7 +97,11 @@ static int follow_guarded(Hook *self, PyObject *const *args, Py_ssize_t count)
 
 static PyObject *run_hook(Hook *self, PyObject *const *args, Py_ssize_t count, PyObject *kwargs)
 {
-    if (self->follower->following && self->follower->guard != NULL) {
+    PyObject *guard = self->follower->guard;
+    if (guard != NULL && GET(HookGuard, guard, listening) == Py_False && GET(HookGuard, guard, interrupt) == Py_None) {
+        Py_RETURN_NONE;
+    }
+    if (self->follower->following && guard != NULL) {
         int done = follow_guarded(self, args, count);
         if (done < 0) {
             return NULL;

@@ -16,19 +16,21 @@ class HookGuard:
     `native/hooks.h` reads these attributes, and does the same around the hooks that it has.
     """
 
-    __slots__ = ("_skipped", "handle", "listening", "lock", "seconds")
+    __slots__ = ("_deliver", "handle", "interrupt", "listening", "lock", "seconds")
 
     def __init__(
-        self, lock: AbstractContextManager[Any], handle: Callable[[BaseException], None], skipped: Callable[[], None]
+        self, lock: AbstractContextManager[Any], handle: Callable[[BaseException], None], deliver: Callable[[], None]
     ) -> None:
-        """`handle` gets the errors; `skipped` is called instead of a hook that is skipped."""
+        """`handle` gets the errors; `deliver` raises the interrupt, if that is possible now."""
         self.lock = lock
         self.handle = handle
         self.listening = False
         """Whether hooks run."""
         self.seconds = 0.0
         """The time that hooks have taken."""
-        self._skipped = skipped
+        self.interrupt: BaseException | None = None
+        """An interrupt that could not be raised in its hook, until the next point where it can."""
+        self._deliver = deliver
 
     def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return the hook with its errors caught: an error stops the recording, but not the step that calls the hook.
@@ -38,7 +40,8 @@ class HookGuard:
 
         def guarded(*args: Any) -> Any:
             if not self.listening:
-                self._skipped()
+                if self.interrupt is not None:
+                    self._deliver()
                 return None
             started = time.perf_counter()
             try:

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from tensortap.frameworks.base import Remove
 
-__all__ = ["module_changes"]
+__all__ = ["module_changes", "uses_compiler"]
 
 _COMPILER = "torch._dynamo.eval_frame"
 """Importing it takes seconds, so that happens only when the user compiles something."""
@@ -127,3 +127,10 @@ def _wrappers() -> list[Any]:
         return []
     cls = sys.modules[_COMPILER].OptimizedModule
     return [each for each in gc.get_referrers(cls) if type(each) is cls]  # half the time of listing all objects
+
+
+def uses_compiler() -> bool:
+    """Return whether something was compiled in this process. Optimizers load the compiler without using it."""
+    compiler = sys.modules.get(_COMPILER)
+    backends = {} if compiler is None else getattr(compiler, "cached_backends", {0: compiler})
+    return any(backend is not None for backend in backends.values())

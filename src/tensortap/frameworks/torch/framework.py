@@ -21,7 +21,7 @@ from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
 from tensortap.frameworks.torch.access import tensor_access
-from tensortap.frameworks.torch.changes import module_changes
+from tensortap.frameworks.torch.changes import module_changes, uses_compiler
 from tensortap.frameworks.torch.exact import TorchExactExecution
 from tensortap.frameworks.torch.gradient_hooks import GradientHooks, ParameterHook, ViewHook
 from tensortap.frameworks.torch.graph import TorchGraph
@@ -126,6 +126,9 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
             or type(module).__name__ == "OptimizedModule"
             or isinstance(module, torch.jit.ScriptModule)
         )
+
+    def uses_compiler(self) -> bool:
+        return uses_compiler()
 
     children_attribute = "_modules"
 
