@@ -1,6 +1,8 @@
 """The third phase: align two runs, measure the difference of each pair, judge it, and name the first divergence.
 
-options.py    all options; comparing.py runs a comparison from end to end, over
+options.py    all options; comparing.py runs a comparison from end to end
+matching.py   aligns two runs and measures their pairs, into a `Matched` (matched.py); without_hidden.py measures again
+              without positions that a mask hides, and pair_numbers.py has what judging needs. They work over
 align/        which records are pairs
 translate/    pairs under different names and tensor layouts
 measure/      the difference of each pair

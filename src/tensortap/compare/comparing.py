@@ -39,7 +39,8 @@ from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unpassed import find_unpassed
 from tensortap.compare.judge.unread import find_unread
-from tensortap.compare.matching import Matched, match, pairs_of, reference_movement, without_padding
+from tensortap.compare.matched import Matched
+from tensortap.compare.matching import match
 from tensortap.compare.measure.engines import engine_of
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.measure.ranges import may_see_nothing, norms_between, ranges_between
@@ -47,11 +48,13 @@ from tensortap.compare.measure.sums import agreeing_sums_between, hidden_share, 
 from tensortap.compare.measure.truth import truth_of
 from tensortap.compare.memory import rare_collections, release_unused
 from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.pair_numbers import pairs_of, reference_movement
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.zoom_hint import zoom_hint
 from tensortap.compare.sources import Source, open_source
 from tensortap.compare.translate.certainty import Doubts, judge_certain
 from tensortap.compare.translate.mapped import exact_names, frameworks_differ, plan_of
+from tensortap.compare.without_hidden import without_padding
 from tensortap.core.records import KINDS, Comparison, display_name
 from tensortap.core.spelling import close_names
 from tensortap.core.zooming import zooms

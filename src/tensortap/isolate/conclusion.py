@@ -37,12 +37,13 @@ from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unpassed import UNPASSED, find_unpassed
 from tensortap.compare.judge.unread import find_unread
-from tensortap.compare.matching import Matched, pairs_of, reference_movement
+from tensortap.compare.matched import Matched
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.compare.measure.masks import MaskDifference
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.pair_numbers import pairs_of, reference_movement
 from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.sentence import listed
 from tensortap.core.causes import Cause

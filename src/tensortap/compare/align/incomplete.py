@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensortap.compare.matching import Matched
+    from tensortap.compare.matched import Matched
     from tensortap.store import Run
 
 __all__ = ["incomplete_runs"]

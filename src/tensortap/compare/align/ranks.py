@@ -13,7 +13,7 @@ from tensortap.compare.say.sentence import listed
 from tensortap.store import Run
 
 if TYPE_CHECKING:
-    from tensortap.compare.matching import Matched
+    from tensortap.compare.matched import Matched
 
 __all__ = ["UnpairedRanks", "other_worlds", "unchecked_ranks", "unpaired_ranks"]
 

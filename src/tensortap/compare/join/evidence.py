@@ -16,7 +16,7 @@ from tensortap.compare.join.joining import NOT_JOINED, Joining, Unjoined
 from tensortap.compare.join.norms import ACCUMULATED, UNJOINED_LIMITS
 from tensortap.compare.join.source import JoinedSource
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.say.sentence import listed
 from tensortap.core.records import Finding, Key, Unmatched, display_name
 

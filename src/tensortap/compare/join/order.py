@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.join.source import JoinedSource
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.say.sentence import listed
 from tensortap.core.causes import Cause
 

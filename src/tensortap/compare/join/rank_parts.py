@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensortap.compare.join.joining import Joining
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.records import RankParts
 
 __all__ = ["rank_parts"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Ints, Side
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 from tensortap.mapping.outline import full_name
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 
 __all__ = ["DetachedKeys", "knows_detached"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tensortap.compare.align.side import Names, Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.structure import CallRows, Structure
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.operator_paths import OperatorPlace, parse_operator
 from tensortap.core.records import WRONG_STATUSES, Finding
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 
 __all__ = ["lost_terms"]

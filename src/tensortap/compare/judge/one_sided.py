@@ -14,7 +14,7 @@ from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import CallsWithoutGradient
 from tensortap.compare.judge.loss_terms import lost_terms
 from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, Finding, Key
 

@@ -16,7 +16,7 @@ from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.implementations import Implementations
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.judge.structure import Structure
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import WRONG_STATUSES, Finding, TruthErrors, display_name
 from tensortap.kernels.pairs.truth import TruthMeasure

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensortap.compare.align.side import Side
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, Key
 from tensortap.store.loop import LoopFact

@@ -12,9 +12,11 @@ from tensortap.compare.align.alignment import one_module_each
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import NoiseAllowance, Policy
-from tensortap.compare.matching import Matched, errors_of, match
+from tensortap.compare.matched import Matched
+from tensortap.compare.matching import match
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.options import ComparisonOptions
+from tensortap.compare.pair_numbers import errors_of
 from tensortap.compare.sources import Source, open_source
 from tensortap.errors import UsageError
 from tensortap.store import Run

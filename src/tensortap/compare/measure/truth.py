@@ -11,7 +11,7 @@ from tensortap.compare.align.alignment import Alignment, align
 from tensortap.compare.align.side import Ints, Scope, Side
 from tensortap.compare.judge.precision import TruthPairs, one_rounding
 from tensortap.compare.judge.rules.rounding import EPSILON
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.measures import Measures, estimate, prepare
 from tensortap.compare.measure.tensors import measure_tensors

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tensortap.compare.align.rows import same_rows
 from tensortap.compare.align.settings import SettingDifferences, TieDifference
 from tensortap.compare.align.side import Side
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.arguments import ArgumentDifference, in_words
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, display_name

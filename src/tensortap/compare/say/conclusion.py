@@ -22,7 +22,7 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.memory import release_unused
 from tensortap.compare.say import sentence
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensortap.compare.align.side import Side
 from tensortap.compare.align.step_gradients import StepGradientOrigin, multiple_of, origin_of_step_gradient
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 

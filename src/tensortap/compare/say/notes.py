@@ -15,7 +15,7 @@ from tensortap.compare.judge.rules import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, O
 from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.say import beside, sentence

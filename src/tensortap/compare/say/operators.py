@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.core.operator_paths import parse_operator
 from tensortap.core.records import Finding
 

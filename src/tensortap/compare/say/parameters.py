@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensortap.compare.align.side import Side
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.say.sentence import rounded
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding

@@ -10,7 +10,7 @@ import numpy as np
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
-from tensortap.compare.matching import Matched
+from tensortap.compare.matched import Matched
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.gradients import describe_factor, describe_step_gradient
 from tensortap.compare.say.loop import describe_loop, moved_parameters
