@@ -121,7 +121,8 @@ class Matched:
         if not self.settings.loop.optimizer:
             return False
         key = self.reference.key(int(self.alignment.reference[pair]))
-        return bool(self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call)))
+        found = self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call))
+        return any(not each.may_compute_same for each in found)
 
     def levels(self) -> Levels:
         """Return how certain each pair is."""
