@@ -333,8 +333,9 @@ class StepStructure:
         if kind == "buffer":
             before = self.state.get((rank, step, module, kind, path, 0 if columns.number[row] else -1))
             calls = self.calls_in_step.get((rank, step, module), []) if columns.number[row] else []
-            inputs = [r for call in calls for r in call.of("input")]
-            return inputs + ([before] if before is not None else self._a_step_before(row))
+            given = [r for call in calls for r in call.of("input")]
+            given += [r for call in calls for child in call.children for r in child.of("output")]
+            return given + ([before] if before is not None else self._a_step_before(row))
         if kind == "param":
             if not columns.number[row]:
                 return self._a_step_before(row)
