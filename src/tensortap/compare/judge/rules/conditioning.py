@@ -12,10 +12,11 @@ from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED, 
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.compare.judge.structure import CallRows
 
-__all__ = ["CANCELLED_ERROR", "CANCELLED_SUM", "ERROR_OF_PARTS", "explain_by_conditioning"]
+__all__ = ["CANCELLED_ERROR", "CANCELLED_PRODUCT", "CANCELLED_SUM", "ERROR_OF_PARTS", "explain_by_conditioning"]
 
 CANCELLED_ERROR = "error that came in, of what cancels out in it"
 CANCELLED_SUM = "error of the products that it sums, most of which cancel out"
+CANCELLED_PRODUCT = "error of the products that it sums, which cancel out"
 _OF_FLAT_NORM = 1000.0
 """Times that a norm may enlarge a gradient: one over the root of an epsilon of 1e-6."""
 ERROR_OF_PARTS = "error of the parts of its input: small rows count as much as large ones"
@@ -31,6 +32,8 @@ def explain_by_conditioning(pair: JudgedPair, error: float) -> str:
         return ""
     if error <= max(_error_of_cancelled(pair), _rounding_of_flat_norm(pair), _error_of_saturated(pair)):
         return CANCELLED_ERROR
+    if error <= _error_of_cancelled_product(pair):
+        return CANCELLED_PRODUCT
     return ERROR_OF_PARTS if error <= _error_of_parts(pair) else ""
 
 
@@ -75,6 +78,28 @@ def _error_of_cancelled_sum(pair: JudgedPair) -> float:
         rounding *= pair.policy.lengthening("param_grad")
     allowed = max(pair.policy.passed_on(came_in), rounding) * terms
     return float(allowed if terms >= CANCELS * pair.l2 else min(allowed, MOST_ASSUMED * pair.l2))
+
+
+def _error_of_cancelled_product(pair: JudgedPair) -> float:
+    """What a matrix makes of its input sums products. If these cancel out, as in scores that a softmax ignores but for
+    their differences, the sum is smaller than one of terms with random signs, and their errors are large against it."""
+    evidence, dimensions = pair.evidence, pair.evidence.pairs.dimensions
+    if pair.kind != "output" or pair.base >= SHORT or pair.is_made_by_container:
+        return 0.0
+    matrices = [row for row in pair.sources_of("param") if dimensions[row] > 1]
+    given = [row for row in pair.sources_of("input") if evidence.base[row] > 0]
+    if len(matrices) != 1 or len(given) != 1 or any(evidence.wrong[row] for row in (*matrices, *given)):
+        return 0.0
+    elements, structure = evidence.pairs.elements, evidence.structure
+    channels = structure.shape(pair.row)[1 if dimensions[matrices[0]] > 2 else -1]
+    if channels not in structure.shape(matrices[0]):
+        return 0.0
+    positions = int(elements[pair.row]) / max(1, channels)
+    size = evidence.l2[given[0]] * evidence.l2[matrices[0]] * (positions / max(1, int(elements[given[0]]))) ** 0.5
+    if size < PARTLY_CANCELS * pair.l2:
+        return 0.0
+    allowed = max(pair.base, pair.policy.passed_on(pair.incoming))
+    return float(min(MOST_ASSUMED, allowed * size / pair.l2))
 
 
 def _rounding_of_flat_norm(pair: JudgedPair) -> float:

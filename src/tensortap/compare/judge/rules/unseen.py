@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensortap.compare.judge.rules.evidence import JudgedPair
+from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.margins import ENLARGED, MOST_ASSUMED, SHORT
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.core.records import GRADIENT_KINDS
@@ -62,6 +62,8 @@ _TIMES_EXPONENT = 4.0
 """Times the mean error of an exponent by which exponentials may be off: large ones are further off than the mean."""
 _BY_KINKS, _SEVERAL = 2.0, 2
 """Times the root of an activation's error by which kinks move a gradient; and layers that share a record."""
+_SAME_NUMBER = 1e-6
+"""Relative difference of norms up to which all elements of a record are one number."""
 _ALONG = 0.9
 """Share of an error that rounding may have along the tensor itself. Of a wrong factor, all of it is."""
 _LEAST_TENSOR = 64
@@ -297,10 +299,19 @@ def _saturated_code(pair: JudgedPair) -> float:
 
 
 def _cancelled_scalar(pair: JudgedPair) -> float:
-    """A loss inside the model may be a difference of large numbers, of which little is left if its targets are met."""
-    if pair.kind != "output" or int(pair.evidence.pairs.elements[pair.row]) != 1 or not pair.is_made_by_container:
+    """A loss inside the model may be a difference of large numbers, of which little is left if its targets are met. So
+    may any other number that code makes of many, as the logarithm of a determinant."""
+    if pair.kind != "output" or not _is_one_number(pair.evidence, pair.row):
         return 0.0
     return _error_of_scalar(pair, pair.row, pair.sources)
+
+
+def _is_one_number(evidence: Evidence, row: int) -> bool:
+    """Whether a record is a single number, or one that is repeated: no other has as large a mean magnitude."""
+    elements, magnitudes = int(evidence.pairs.elements[row]), evidence.pairs.l1
+    if elements < 2 or not len(magnitudes):
+        return elements == 1
+    return bool(float(magnitudes[row]) >= (1 - _SAME_NUMBER) * elements**0.5 * evidence.l2[row] > 0)
 
 
 def _error_of_scalar(pair: JudgedPair, row: int, sources: Sequence[int]) -> float:
@@ -309,11 +320,12 @@ def _error_of_scalar(pair: JudgedPair, row: int, sources: Sequence[int]) -> floa
     evidence = pair.evidence
     known = [at for at in sources if evidence.base[at] > 0 and not evidence.wrong[at] and evidence.is_known(at)]
     elements = evidence.pairs.elements
-    known = [at for at in known if evidence.l2[row] < evidence.l2[at] / max(1, int(elements[at])) ** 0.5]
+    size = evidence.l2[row] / max(1, int(elements[row])) ** 0.5
+    known = [at for at in known if size < evidence.l2[at] / max(1, int(elements[at])) ** 0.5]
     rounding = pair.policy.base("float32", "float32")  # losses are computed in it, also from short numbers
     off = [max(rounding, pair.policy.passed_on(evidence.propagated[at])) * evidence.l2[at] for at in known]
     worst = max((each for each in off if each < float("inf")), default=0.0)
-    return min(MOST_ASSUMED, worst / evidence.l2[row]) if evidence.l2[row] > 0 else 0.0
+    return min(MOST_ASSUMED, worst / size) if size > 0 else 0.0
 
 
 def _gradient_of_scalar(pair: JudgedPair) -> float:
