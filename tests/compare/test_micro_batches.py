@@ -86,3 +86,24 @@ def test_a_parameter_that_rounding_alone_moves_is_explained(tmp_path: Path) -> N
         "key · param bias" in right.sentence
         and "the gradients that move it consist of rounding alone" in right.sentence
     )
+
+
+def test_error_of_single_micro_batches_is_not_known(tmp_path: Path) -> None:
+    """Each layer sums in another way for another batch, and nothing shows how much of that came in."""
+
+    def split(path: Path, parts: int, by: float) -> Path:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), torch.randn(8, 8)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * (1 + by * gradient.sign() * gradient.flip(0).sign()))
+        sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with tt.capture(model, path, optimizer=sgd):
+            for part in x.chunk(parts):
+                (model(part).pow(3).mean() / parts).backward()
+            sgd.step()
+        return path
+
+    reference = split(tmp_path / "a", 2, 0.0)
+    right = tt.compare(reference, split(tmp_path / "b", 4, 4e-6))
+    assert right.verdict == "match", right.sentence
+    assert tt.compare(reference, split(tmp_path / "c", 4, 1e-4)).verdict == "diverged"

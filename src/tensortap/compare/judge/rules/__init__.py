@@ -393,9 +393,16 @@ def _rounding_of_sum(pair: JudgedPair) -> float:
 
 
 def _rounding_of_sum_over_step(pair: JudgedPair) -> float:
+    """If the micro batches of a step are not comparable, nothing shows how much error came in: gradients of other
+    batches are made by other sums in each layer, and then summed in another order."""
     if not pair.l2 > 0:
         return 0.0
-    return _assumed(pair, pair.evidence.summed.rounding_over_step(pair.row, pair.evidence.error) / pair.l2)
+    lengthened = pair.base * (pair.policy.lengthening("param_grad") if pair.base < SHORT else 1.0)
+    if not pair.is_vector:
+        return lengthened
+    return max(
+        lengthened, _assumed(pair, pair.evidence.summed.rounding_over_step(pair.row, pair.evidence.error) / pair.l2)
+    )
 
 
 def _systematic_error(pair: JudgedPair) -> float:
@@ -523,9 +530,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rounding of what it sums over the micro batches of a step",
-        is_of("step_grad", further=lambda pair: pair.is_vector and pair.is_of_other_split),
+        is_of("step_grad", further=lambda pair: pair.is_of_other_split),
         _rounding_of_sum_over_step,
-        in_columns=columns.of_vectors_without_sources(_rounding_of_sum_over_step),
+        in_columns=columns.of_pairs_without_sources(_rounding_of_sum_over_step),
     ),
     Rule(
         "error of the norm by which gradients are clipped",

@@ -231,12 +231,12 @@ def rounding_of_sum(pairs: PairColumns) -> Floats:
     return np.where(pairs.is_vector, np.where(pairs.l2 > 0, share, of_zero), 0.0)
 
 
-def of_vectors_without_sources(amount: Callable[[JudgedPair], float]) -> Callable[[PairColumns], Floats]:
-    """Return the amounts of a rule that applies to few pairs, asked one by one: to vectors without any source."""
+def of_pairs_without_sources(amount: Callable[[JudgedPair], float]) -> Callable[[PairColumns], Floats]:
+    """Return the amounts of a rule that applies to few pairs, asked one by one: to those without any source."""
 
     def amounts(pairs: PairColumns) -> Floats:
         found = np.zeros(len(pairs.rows))
-        for place in np.flatnonzero(pairs.is_vector & (pairs.counts == 0)).tolist():
+        for place in np.flatnonzero(pairs.counts == 0).tolist():
             found[place] = amount(JudgedPair(pairs.evidence, int(pairs.rows[place]), (), 0.0))
         return found
 
