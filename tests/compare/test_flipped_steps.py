@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from made_runs import Seen, values, write
 
 import tensortap as tt
@@ -73,3 +74,62 @@ def test_a_relu_is_known_from_summaries(cut: float) -> None:
 
     assert is_relu_between(sums(x), sums(y)) == (not cut)
     assert not is_relu_between(sums(x), sums(np.abs(x)))
+
+
+def update_vector(path: Path, flipped: int) -> Path:
+    """One step by the sign of a moment, of a norm's weight."""
+    before, gradient = values(6, (32,)) / 10 + 1, values(7, (32,))
+    moment = gradient.copy()
+    moment[:flipped] *= -1
+    gradient = gradient * np.float32(1 + bool(flipped) * 2**-23)
+    return write_step(path, before, gradient, before - _RATE * np.sign(moment))
+
+
+def test_an_element_of_a_short_vector_may_flip(tmp_path: Path) -> None:
+    reference = update_vector(tmp_path / "a", 0)
+    found = tt.compare(reference, update_vector(tmp_path / "b", 1))
+    assert found.verdict == "match", found.sentence
+    wrong = tt.compare(reference, update_vector(tmp_path / "c", 16))
+    assert wrong.first is not None and wrong.first.cause == "optimizer", wrong.sentence
+
+
+class _OwnAdamW(torch.optim.Optimizer):
+    """AdamW as its paper has it."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (one, two), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                state = self.state[p]
+                count = state["count"] = state.get("count", 0) + 1
+                m = state["m"] = one * state.get("m", 0.0) + (1 - one) * p.grad
+                v = state["v"] = two * state.get("v", 0.0) + (1 - two) * p.grad**2
+                step = m / (1 - one**count) / ((v / (1 - two**count)).sqrt() + group["eps"])
+                p.copy_(p - lr * (step + group["weight_decay"] * p))
+
+
+def trained(path: Path, optimizer: Any, lr: float = 1e-3) -> Path:
+    """Three steps; a norm removes the bias before it, so that its gradient consists of rounding."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+    chosen = optimizer(model.parameters(), lr=lr, weight_decay=0.01)
+    with tt.capture(model, path, optimizer=chosen):
+        for x in torch.randn(3, 32, 8):
+            model(x).square().mean().backward()
+            chosen.step()
+            chosen.zero_grad()
+    return path
+
+
+def test_another_class_may_implement_the_same_optimizer(tmp_path: Path) -> None:
+    reference = trained(tmp_path / "a", torch.optim.AdamW)
+    found = tt.compare(reference, trained(tmp_path / "b", _OwnAdamW))
+    assert found.verdict == "match", found.sentence
+    wrong = tt.compare(reference, trained(tmp_path / "c", _OwnAdamW, lr=1.01e-3))
+    assert wrong.first is not None and wrong.first.cause == "optimizer", wrong.sentence
+    other = tt.compare(reference, trained(tmp_path / "d", torch.optim.Adam))
+    assert other.first is not None and other.first.cause == "optimizer", other.sentence

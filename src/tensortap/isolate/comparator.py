@@ -98,8 +98,8 @@ class Comparator:
         self._hidden: dict[tuple[int, int], HiddenPositions] = {}
         """By step and micro step: positions that masks hide."""
         self._padding: dict[tuple[int, int], dict[int, MaskDifference]] = {}
-        """By step and micro step: rows of masks with padding in front of texts, which sees nothing if attention is
-        causal."""
+        """By step and micro step: rows of masks of padding, some of which sees nothing if attention is causal or has a
+        window."""
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self.measure(tensor, key, site)
@@ -210,7 +210,7 @@ class Comparator:
         self.measured[row] = measure
         if key.kind in ("param_grad", "step_grad"):
             self.step_noise[row] = step_noise(values, array)
-        if key.kind == "param" and (few := crossed_kink(values, array, few=few_steps(array.size))) is not None:
+        if key.kind == "param" and (few := crossed_kink(values, array, 0, few_steps(array.size))) is not None:
             self.kinks[row] = few
         is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
         if is_large and (kink := crossed_kink(values, array)) is not None:
@@ -264,7 +264,7 @@ class Comparator:
         return True
 
     def _find_padding(self, key: Key, values: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
-        """Find out whether a value differs because padding in front of texts sees nothing, and keep its masks."""
+        """Find out whether a value differs because padding sees nothing, and keep its masks."""
         masks = self._padding.get((key.step, key.micro), {})
         if any(mask.positions is not None and see_nothing(mask.positions, values, array) for mask in masks.values()):
             for row, mask in masks.items():

@@ -28,6 +28,8 @@ _LEAST_OF_PARAMETERS = 8 * _FEW
 crossed a kink moves one element of a vector."""
 _SHARE_OF_STEPS = 1 / 256
 """Share of a parameter's elements whose gradient may be nearly zero, as under an input that is constant."""
+_MOST_STEPS = 1 / 8
+"""The largest such share of a short vector: a wrong optimizer moves all elements."""
 _DOMINANT = 100.0
 """Share of the difference that these must have in comparison with all others."""
 
@@ -50,7 +52,7 @@ class CrossedKink:
 
 def few_steps(elements: int) -> int:
     """Return how many elements of a parameter may take another step, because their gradient is nearly zero."""
-    return max(_FEW, int(elements * _SHARE_OF_STEPS))
+    return max(min(_FEW, int(elements * _MOST_STEPS)), int(elements * _SHARE_OF_STEPS))
 
 
 def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW, few: int = _FEW) -> CrossedKink | None:
@@ -59,6 +61,8 @@ def crossed_kink(ours: Array, theirs: Array, least: int = 64 * _FEW, few: int = 
     If these do not explain the difference, the `few` elements that differ most are left out as well, in tensors of more
     than `least` elements.
     """
+    if few < 1:
+        return None
     ours, theirs = (array.astype(np.float64) for array in (ours, theirs))
     crossed = (ours == 0) != (theirs == 0)
     count = int(np.count_nonzero(crossed))
@@ -87,7 +91,7 @@ def kinks_between(reference: Side, candidate: Side, alignment: Alignment) -> Cal
         left, right = int(alignment.reference[pair]), int(alignment.candidate[pair])
         few = few_steps(int(reference.elements[left])) if reference.kind[left] == "param" else _FEW
         if reference.kept[left] and candidate.kept[right]:
-            least = _LEAST_OF_PARAMETERS if reference.kind[left] == "param_grad" else 64 * _FEW
+            least = {"param_grad": _LEAST_OF_PARAMETERS, "param": 0}.get(reference.kind[left], 64 * _FEW)
             return crossed_kink(reference.array(left), candidate.array(right), least, few)
         if candidate.reordered[right]:
             return None
