@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tensortap as tt
 from tensortap.compare.measure.hidden import see_nothing
-from tensortap.kernels.summary.visible import padding_in_front
+from tensortap.kernels.summary.visible import padding_of_texts
 
 
 class Net(nn.Module):
@@ -70,13 +70,15 @@ def test_a_mistake_before_an_overflow_is_named(tmp_path: Path) -> None:
     assert result.verdict == "diverged" and result.first is not None and result.first.module == "first"
 
 
-def test_padding_in_front_is_told_from_padding_behind() -> None:
-    left = np.array([[0, 0, 1], [1, 1, 1]], bool)
-    found = padding_in_front(left)
+def test_padding_of_texts_is_before_or_behind_them() -> None:
+    found = padding_of_texts(np.array([[0, 0, 1], [1, 1, 1]], bool))
     assert found is not None and found.tolist() == [[True, True, False], [False] * 3]
-    assert padding_in_front(np.array([[1, 1, 0], [1, 1, 1]])) is None
-    assert padding_in_front(np.array([[0, 0, 1], [0, 0, 0]])) is None, "0 means that a token is seen"
-    assert padding_in_front(np.array([[0, 2, 1]])) is None
+    found = padding_of_texts(np.array([[1, 1, 0], [1, 1, 1]]))
+    assert found is not None and found.tolist() == [[False, False, True], [False] * 3]
+    found = padding_of_texts(np.array([[0, 1, 0, 1, 0]]))
+    assert found is not None and found.tolist() == [[True, *[False] * 4]], "zeros within a text mean something else"
+    assert padding_of_texts(np.array([[0, 0, 1], [0, 0, 0]])) is None, "0 means that a token is seen"
+    assert padding_of_texts(np.array([[0, 2, 1]])) is None
 
 
 def test_positions_see_nothing_if_one_side_has_the_same_numbers_there() -> None:
@@ -89,5 +91,7 @@ def test_positions_see_nothing_if_one_side_has_the_same_numbers_there() -> None:
     assert see_nothing(positions, ours, theirs)
     theirs[0, 1] += 1
     assert not see_nothing(positions, ours, theirs), "other numbers: a mistake makes these"
+    theirs[0, 0], theirs[0, 1] = ours[0, 0], 0.0
+    assert see_nothing(positions, ours, theirs), "a window shows something to the first of them"
     theirs[0, :2], theirs[1, 2] = 0.0, 0.0
     assert not see_nothing(positions, ours, theirs), "it differs elsewhere, too"

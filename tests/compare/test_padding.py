@@ -57,3 +57,56 @@ def test_a_mistake_beside_padding_is_named(tmp_path: Path, until_first: bool) ->
     reference, candidate = record(tmp_path / "a"), record(tmp_path / "b", noise=-1e-7, scale=1.05)
     found = tt.compare(reference, candidate, until_first=until_first)
     assert found.first is not None and found.first.module == "norm", found.sentence
+
+
+class _Window(nn.Module):
+    """Attention through a window, which hides everything from padding that is far behind a text."""
+
+    def __init__(self, fused: bool, scale: float) -> None:
+        super().__init__()
+        self.qkv, self.out, self.fused, self.scale = (
+            nn.Linear(_WIDTH, 3 * _WIDTH),
+            nn.Linear(_WIDTH, _WIDTH),
+            fused,
+            scale,
+        )
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        place = torch.arange(x.shape[1])
+        seen = (place[:, None] >= place) & (place[:, None] < place + 3) & keep[:, None]
+        if self.fused:
+            return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale))
+        scores = q @ k.transpose(1, 2) * self.scale
+        return self.out(scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) @ v)
+
+
+class _Windows(nn.Module):
+    def __init__(self, fused: bool, scale: float) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.layers = nn.ModuleList([_Window(fused, 0.25), _Window(fused, scale)])
+
+    def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x, keep)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("keep", ["tensors", "summary"])
+def test_padding_far_behind_a_text_sees_nothing_through_a_window(keep: str, tmp_path: Path) -> None:
+    def windowed(path: Path, fused: bool, scale: float = 0.25) -> Path:
+        torch.manual_seed(0)
+        model, seen = _Windows(fused, scale), torch.arange(_LENGTH) < torch.tensor([8, 2, 3, 6])[:, None]
+        tokens = torch.randint(1, _WORDS, (4, _LENGTH)) * seen
+        with tt.capture(model, path, keep=keep):
+            labels = tokens.masked_fill(~seen, -100).flatten()
+            F.cross_entropy(model(tokens, seen).flatten(0, 1), labels).backward()
+        return path
+
+    reference = windowed(tmp_path / "a", False)
+    right = tt.compare(reference, windowed(tmp_path / "b", True))
+    assert right.verdict == "match", right.sentence
+    wrong = tt.compare(reference, windowed(tmp_path / "c", True, 0.5))
+    assert wrong.first is not None and wrong.first.module == "layers.1", wrong.sentence

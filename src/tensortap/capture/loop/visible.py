@@ -1,6 +1,6 @@
 """Sketches of values without the positions that a mask hides, where the model is given such a mask.
 
-Two kinds of attention return other values at positions that see nothing, such as padding before a text, and no loss
+Two kinds of attention return other values at positions that see nothing, such as padding, and no loss
 reads these. A summary mixes all positions, so that this difference hides a mistake elsewhere. A second sketch, over the
 other positions alone, shows it. The first recorded step has one for each input and output with the axes of the mask,
 and for the gradients that enter the model: what code computes is the same in later steps. They become the loop fact
@@ -28,7 +28,7 @@ from tensortap.kernels.summary.visible import (
     along,
     folded,
     in_copies,
-    padding_in_front,
+    padding_of_texts,
     sketch_of_visible,
 )
 
@@ -62,8 +62,8 @@ class VisibleValues:
             masks = [each for name, each in known if "mask" in name and len(self._framework.local_shape(each)) == 2]
             others = [each for name, each in known if "mask" not in name and _is_boolean(each)]
             flags = [each for each in map(self._framework.host, masks) if each.dtype.kind in "biu"]
-            in_front = map(padding_in_front, map(self._framework.host, others))
-            if found := [*(each == 0 for each in flags if (each == 0).any()), *(p for p in in_front if p is not None)]:
+            padding = map(padding_of_texts, map(self._framework.host, others))
+            if found := [*(each == 0 for each in flags if (each == 0).any()), *(p for p in padding if p is not None)]:
                 self._hidden[micro] = found
                 self._found.setdefault("", {})[f"{micro}.hidden"] = _Sketch(" ".join(map(_digest, found)))
 

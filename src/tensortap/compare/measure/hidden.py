@@ -19,6 +19,7 @@ from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.kernels.summary.visible import Positions, along, in_copies
 
 __all__ = [
+    "AGREES",
     "EXPLAINS",
     "EXTREMES_AGREE",
     "FOLLOWS_HIDDEN",
@@ -35,8 +36,9 @@ EXPLAINS = 2.0
 _NEAR, _ROUNDED, _TIMES, _SHORT = 4, 64.0, 8.0, 2.0**-6
 """Neighbours among which a token's equal is looked for; epsilons by which the two may differ, or times as much as most
 tokens do, if these differ by no more than the rounding of short numbers."""
-_AGREES = 2.0**-10
-"""Relative difference of numbers that attention makes of the same."""
+AGREES, _SAME = 2.0**-6, 2.0**-10
+"""Relative difference up to which values may agree at positions that are not hidden: rounding of short numbers, also
+where it is kept in long ones. And that of numbers that attention makes of the same."""
 EXTREMES_AGREE = "it differs beside a mask that hides positions, and its largest or its smallest element agrees"
 UNREAD_POSITIONS = "it differs at positions that a mask hides, while all others agree"
 
@@ -72,28 +74,31 @@ def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
 
 
 def see_nothing(positions: Positions, ours: Array, theirs: Array) -> bool:
-    """Whether two tensors differ at some positions alone, and one side has the same numbers at all of them in a text:
+    """Whether two tensors differ at some positions alone, and one side has the same numbers wherever they do in a text:
     what attention makes of nothing is zero, or the mean of everything."""
     where = along(positions, ours.shape)
     if where is None or where.shape[0] != len(positions) or ours.shape != theirs.shape or ours.ndim < 2:
         return False
     shown = [np.where(where, 0.0, each.astype(np.float64)) for each in (ours, theirs)]
     size = float(np.linalg.norm(shown[0]))
-    if not float(np.linalg.norm(shown[0] - shown[1])) <= _AGREES * size:
+    if not float(np.linalg.norm(shown[0] - shown[1])) <= AGREES * size:
         return False
     axis = where.shape.index(positions.shape[1], 1)
-    return any(_is_one(np.moveaxis(each, axis, 1), positions) for each in (ours, theirs))
+    sides = [np.moveaxis(each.astype(np.float64), axis, 1) for each in (ours, theirs)]
+    apart = np.abs(sides[0] - sides[1]).reshape(*positions.shape, -1).max(axis=2, initial=0.0)
+    differ = positions & (apart > AGREES * max(float(np.abs(each).max(initial=0.0)) for each in sides))
+    return any(_is_one(each, differ) for each in sides)
 
 
 def _is_one(array: Array, positions: Positions) -> bool:
     """Whether a tensor by text and position has the same numbers at all these positions of a text: zeros, or several
     times the same."""
     several = False
-    for text, hidden in zip(array.astype(np.float64), positions, strict=True):
+    for text, hidden in zip(array, positions, strict=True):
         rows = text[hidden]
         if not len(rows):
             continue
-        if not np.abs(rows - rows[:1]).max(initial=0.0) <= _AGREES * np.abs(rows).max(initial=0.0):
+        if not np.abs(rows - rows[:1]).max(initial=0.0) <= _SAME * np.abs(rows).max(initial=0.0):
             return False
         several = several or len(rows) > 1 or not rows.any()
     return several

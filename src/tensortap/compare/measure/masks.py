@@ -23,7 +23,7 @@ from tensortap.core import dtypes
 from tensortap.core.records import Difference, Summary
 from tensortap.core.sketches import fold
 from tensortap.kernels import difference, summarize
-from tensortap.kernels.summary.visible import Positions, padding_in_front
+from tensortap.kernels.summary.visible import Positions, padding_of_texts
 
 __all__ = [
     "MaskDifference",
@@ -196,9 +196,9 @@ def equal_masks(reference: Side, candidate: Side, alignment: Alignment, equal: B
 
 
 def padding_mask(array: Array) -> MaskDifference | None:
-    """Return how an array, which both sides have, frees padding in front of texts, should attention be causal; None if
-    it has none."""
-    if (positions := padding_in_front(array)) is None:
+    """Return how an array, which both sides have, frees the padding of texts, should attention hide everything from
+    some of it; None if it has none."""
+    if (positions := padding_of_texts(array)) is None:
         return None
     words = ("padding alone", "padding alone")
     return MaskDifference(0.0, array.size, int(np.count_nonzero(array)), True, words=words, positions=positions)

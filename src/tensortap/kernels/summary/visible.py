@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 
-__all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "padding_in_front", "sketch_of_visible"]
+__all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "padding_of_texts", "sketch_of_visible"]
 
 SUMS = 64
 """A distance is then known to 9 %, which suffices to tell rounding from a mistake."""
@@ -49,9 +49,10 @@ def along(positions: Positions, shape: tuple[int, ...]) -> Positions | None:
     return None
 
 
-def padding_in_front(flags: Array) -> Positions | None:
-    """Return the padding before the first token of each text, given a mask of 0 and 1 by text and token; None if there
-    is none. In a causal attention these positions see nothing, if 0 means hidden.
+def padding_of_texts(flags: Array) -> Positions | None:
+    """Return the padding before and after each text, given a mask of 0 and 1 by text and token; None if there is none.
+    If 0 means hidden, padding before a text sees nothing in a causal attention, and padding far behind one sees nothing
+    through a window. With zeros within texts, only what is before them counts: the others may mean something else.
 
     If a text consists of zeros alone, 0 means that a token is seen: few batches have empty texts, and most have one
     without padding.
@@ -60,7 +61,11 @@ def padding_in_front(flags: Array) -> Positions | None:
         flags = flags.reshape(flags.shape[0], flags.shape[-1])
     if flags.ndim != 2 or flags.dtype.kind not in "biu" or not np.isin(flags, (0, 1)).all():
         return None
-    found = np.asarray(np.logical_and.accumulate(flags == 0, axis=1), bool)
+    zero = flags == 0
+    found = np.asarray(np.logical_and.accumulate(zero, axis=1), bool)
+    behind = np.logical_and.accumulate(zero[:, ::-1], axis=1)[:, ::-1]
+    if not (zero & ~found & ~behind).any():
+        found = found | behind
     return found if found.any() and not found.all(axis=1).any() else None
 
 
