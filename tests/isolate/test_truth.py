@@ -478,3 +478,40 @@ def test_modules_of_transformers(tmp_path: Path) -> None:
         ("layers.0.post_attention_layernorm", Cause.LESS_EXACT)
     ]
     assert result.verdict == "imprecise"
+
+
+class Scan(nn.Module):
+    """A recurrence in float32, of short numbers, that hands a module inside long ones."""
+
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH).float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, state = self.linear(x).to(self.dtype), 0.0
+        states = [state := 0.9 * state + each for each in made.unbind(1)]
+        return self.norm(torch.stack(states, 1).float()).to(x.dtype)
+
+
+def test_a_truth_decides_what_rounding_inside_code_leaves_open(tmp_path: Path) -> None:
+    def run(model: nn.Module) -> None:
+        model(torch.linspace(-1, 1, 4 * 16 * WIDTH).view(4, 16, WIDTH).bfloat16()).float().logsumexp(
+            -1
+        ).sum().backward()
+
+    def scan(dtype: torch.dtype = torch.float32) -> nn.Module:
+        torch.manual_seed(0)
+        model = Scan()
+        model.linear.bfloat16()
+        model.dtype = dtype
+        return model
+
+    with tt.capture(right := scan(), tmp_path / "reference", keep="tensors", kinds=KINDS):
+        run(right)
+    model = scan(torch.bfloat16)
+    with tt.check(model, tmp_path / "reference", truth="float64") as checked:
+        run(model)
+    result = checked.result
+    assert (result.verdict, result.first and result.first.module) == ("imprecise", ""), result.sentence

@@ -114,7 +114,7 @@ def conclude(
         verdict, said = "incomparable", sentence.describe_read_hidden(said)
     if verdict in ("match", "incomparable") and (overflow := _overflow(matched, judgement)):
         verdict, said = "incomparable", overflow + (f" {said}" if judged else "")
-    if verdict == "match" and not covered and (doubted := _far_off(matched, judgement)):
+    if verdict == "match" and not covered and (doubted := _far_off(matched, judgement, precision)):
         verdict, said = "incomparable", sentence.describe_open(doubted, checked, said)
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
@@ -198,14 +198,20 @@ def _are_covered(matched: Matched, judgement: Judgement) -> bool:
     return all_judged_elsewhere(rows, judgement, matched.reference, matched.alignment)
 
 
-def _far_off(matched: Matched, judgement: Judgement) -> str:
-    """Name the worst pair that rounding may explain and that is too far off to call it a match; empty if none is."""
+def _far_off(matched: Matched, judgement: Judgement, precision: Precision) -> str:
+    """Name the worst pair that rounding may explain and that is too far off to call it a match; empty if none is.
+
+    A truth shows how far rounding moved each side, so a pair that has one is not in doubt for that.
+    """
     rows = [
         row
         for row in judgement.unjudged
         if judgement.rule[row]
         in (MOST_CAME_IN, UNREAD_ROUGHLY, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS, FITTED, SATURATED)
         or (judgement.rule[row] in (ROUNDING_INSIDE, KINKS_INSIDE) and matched.measures.rel_l2[row] > _FAR)
+    ]
+    rows = [
+        row for row in rows if row not in precision.errors or judgement.rule[row] not in (SHORT_INSIDE, ROUNDING_INSIDE)
     ]
     if not rows:
         return ""
