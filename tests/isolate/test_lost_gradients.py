@@ -300,3 +300,23 @@ def test_what_a_loss_reads_is_not_blamed_on_the_module_that_made_it(tmp_path: Pa
     with tt.check(model, tmp_path / "a") as check:
         model(x)["loss"].backward()
     assert named(check.result) == [""], check.result.sentence
+
+
+def test_a_parametrized_weight_may_be_read_more_often(tmp_path: Path) -> None:
+    class Layer(nn.Linear):
+        reads = 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = [self.weight for _ in range(self.reads)][-1]
+            return nn.functional.linear(x, weight, self.bias)
+
+    def parametrized(reads: int) -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.utils.parametrizations.weight_norm(Layer(8, 4))
+        layer.reads = reads
+        return nn.Sequential(layer, nn.Tanh())
+
+    reference = captured(parametrized(1), tmp_path / "run")
+    with tt.check(model := parametrized(2), reference) as check:
+        step(model)
+    assert check.result.verdict == "match", check.result.sentence

@@ -44,8 +44,25 @@ def find_missing_in_isolation(
     reshaped = matched.alignment.reference[np.flatnonzero(matched.measures.reshaped)].tolist()
     lost = {key for _, key in alone} | {side.key(row) for row in reshaped}
     missing = [(row, key) for row, key in alone if key.step != unfinished and _is_expected(key, parameters)]
+    further = _called_further(matched)
     missing = [(row, key) for row, key in missing if not _lacks_its_value(key, lost)]
+    missing = [
+        (row, key)
+        for row, key in missing
+        if (key.step, key.micro, key.module) not in further or key.kind == "param_grad"
+    ]
     return _find_ends(matched, structure, isolation, missing)
+
+
+def _called_further(matched: Matched) -> set[tuple[int, int, str]]:
+    """Return the modules that the candidate calls more often than the reference, with step and micro step.
+
+    They may return the same each time, as a parametrized weight that is read twice. The gradient then comes to the call
+    whose value is used, and that need not be one that the reference makes.
+    """
+    side, alone = matched.candidate, matched.alignment.only_candidate
+    keys = map(side.key, alone[side.kind.among(("output",))[alone]].tolist())
+    return {(key.step, key.micro, key.module) for key in keys if key.call}
 
 
 def find_lost_term(matched: Matched, parameters: Parameters) -> dict[int, Finding]:
