@@ -128,7 +128,7 @@ def attribute_notes(
     for module, others in settings.attributes.items():
         for each in others if module not in said else ():
             alike.setdefault(_words(each), []).append(display_name(module))
-    below = f" (below rounding here{'; buffers were not compared' * unseen_buffers})" if matches else ""
+    below = f" (no compared record shows it{'; buffers were not compared' * unseen_buffers})" if matches else ""
     lines = []
     for (name, ours, theirs), modules in list(alike.items())[:_FEW]:
         names = ", ".join(modules[:_FEW]) + (f" and {len(modules) - _FEW} more" if len(modules) > _FEW else "")
