@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from made_runs import Seen, values, write
 from torch import Tensor, nn
 
 import tensortap as tt
@@ -166,3 +168,70 @@ def test_what_a_right_module_enlarges_is_no_divergence(
     assert found.first is None, found.sentence
     wrong = tt.compare(reference, record(tmp_path / "wrong", build, 2, keep, factor=1.3))
     assert wrong.first is not None and wrong.first.module == "", wrong.sentence
+
+
+def score(path: Path, size: float, off: float = 0.0) -> Path:
+    """A layer that makes one number of each row, in which products cancel out if it is small."""
+    x, weight, scores = values(1, (14, 24)), values(2, (1, 24)), values(3, (14, 1)) * np.float32(size)
+    moved = scores * np.float32(1) + values(4, (14, 1)) * np.float32(off * size)
+    x = x * np.float32(1 + bool(off) * 2**-22)
+    seen = [Seen("score", weight, "param", path="weight"), Seen("score", x, "input"), Seen("score", moved)]
+    return write(path, seen)
+
+
+@pytest.mark.parametrize(
+    ("size", "off", "verdict"), [(0.5, 8e-6, "match"), (5.0, 8e-6, "diverged"), (0.5, 1e-4, "diverged")]
+)
+def test_a_product_that_cancels_out_is_further_off(size: float, off: float, verdict: str, tmp_path: Path) -> None:
+    found = tt.compare(score(tmp_path / "a", size), score(tmp_path / "b", size, off))
+    assert found.verdict == verdict, found.sentence
+
+
+def determinant(path: Path, repeated: bool, off: float = 0.0) -> Path:
+    """The logarithm of a determinant near 1, for each row."""
+    made = np.full(64, 1e-2 * (1 + off), np.float32) if repeated else values(3, (64,)) * np.float32(1e-2 * (1 + off))
+    seen = [Seen("mixing", values(2, (6, 6)), "param", path="weight"), Seen("mixing", values(1, (64, 6)), "input")]
+    return write(path, [*seen, Seen("mixing", made, cls="Mixing")])
+
+
+@pytest.mark.parametrize(
+    ("repeated", "off", "verdict"), [(True, 2e-5, "match"), (False, 2e-5, "diverged"), (True, 1e-2, "diverged")]
+)
+def test_one_number_made_of_many_may_be_what_is_left_of_them(
+    repeated: bool, off: float, verdict: str, tmp_path: Path
+) -> None:
+    found = tt.compare(determinant(tmp_path / "a", repeated), determinant(tmp_path / "b", repeated, off))
+    assert found.verdict == verdict, found.sentence
+
+
+class _Bank(nn.Module):
+    """Keeps what a module inside made, as a memory of negative examples."""
+
+    bank: Tensor
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.linear, self.momentum = nn.Linear(_WIDTH, _WIDTH), momentum
+        self.register_buffer("bank", torch.randn(_ROWS, _WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).float()
+        self.bank = torch.lerp(self.bank, y.detach(), self.momentum)
+        return y
+
+
+def banked(path: Path, autocast: bool, momentum: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model, x = _Bank(momentum), torch.randn(_ROWS, _WIDTH)
+    kinds = ("input", "output", "grad_output", "param_grad", "buffer")
+    with tt.capture(model, path, kinds=kinds), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model(x).sum().backward()
+    return path
+
+
+def test_a_buffer_is_made_from_what_modules_inside_return(tmp_path: Path) -> None:
+    reference = banked(tmp_path / "a", autocast=False)
+    found = tt.compare(reference, banked(tmp_path / "b", autocast=True))
+    assert found.verdict == "match", found.sentence
+    wrong = tt.compare(reference, banked(tmp_path / "c", autocast=False, momentum=0.9))
+    assert wrong.first is not None and wrong.first.cause == "buffer", wrong.sentence
