@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
+from tensortap.compare.say.sentence import ways_to_tell
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
 
@@ -144,3 +145,20 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     )
     assert _reason(OSError(text)) == "No space left on device"
     assert _reason(OSError(13, "Permission denied")) == "Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("checked", "several", "short", "advice"),
+    [
+        (
+            False,
+            True,
+            False,
+            "check the candidate on the reference's own inputs (tensortap.check), or compare fewer steps",
+        ),
+        (True, False, True, "compare in float32"),
+        (True, False, False, "measure the noise of the reference (tensortap.noise)"),
+    ],
+)
+def test_an_open_verdict_advises_only_what_is_left(checked: bool, several: bool, short: bool, advice: str) -> None:
+    assert ways_to_tell(checked, several, short) == advice

@@ -18,7 +18,7 @@ from tensortap.compare.judge.overflow import OVERFLOWS
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.read_hidden import READ_HIDDEN
 from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
-from tensortap.compare.judge.rules.rounding import Policy
+from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
@@ -106,16 +106,18 @@ def conclude(
         if verdict == "match" and not matched.splits.gradients:
             verdict, said = "incomparable", f"Too little in common to judge. {said}"
         said += f" {matched.splits.words()}."
+    short = any(EPSILON.get(name, 0.0) > EPSILON["float32"] for side in (left, right) for name in side.dtype.words)
     checked = isolated or frameworks_differ(left.run, right.run)
+    ways = sentence.ways_to_tell(checked, len(np.unique(left.step[rows])) > 1, short)
     covered = verdict == "match" and _are_covered(matched, judgement)
     if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
-        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, checked, said)
+        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, ways, said)
     if verdict == "match" and READ_HIDDEN in judgement.rule:
         verdict, said = "incomparable", sentence.describe_read_hidden(said)
     if verdict in ("match", "incomparable") and (overflow := _overflow(matched, judgement)):
         verdict, said = "incomparable", overflow + (f" {said}" if judged else "")
     if verdict == "match" and not covered and (doubted := _far_off(matched, judgement, precision)):
-        verdict, said = "incomparable", sentence.describe_open(doubted, checked, said)
+        verdict, said = "incomparable", sentence.describe_open(doubted, ways, said)
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":

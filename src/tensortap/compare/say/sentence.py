@@ -39,6 +39,7 @@ __all__ = [
     "layout_slots",
     "listed",
     "rounded",
+    "ways_to_tell",
 ]
 
 _MOST_NAMED = 8
@@ -405,22 +406,37 @@ def describe_undecided(guessed: str) -> str:
     return f"Cannot tell whether the runs match. {guessed[0].upper()}{guessed[1:]}."
 
 
-def describe_open_ties(pairs: int, isolated: bool, rest: str) -> str:
-    """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
-    which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
-    return describe_open(which, isolated, rest)
-
-
-def describe_open(why: str, checked: bool, rest: str) -> str:
-    """Say that the verdict is open, why, and what would show more: in a check no error propagates.
+def ways_to_tell(checked: bool, several_steps: bool, short: bool) -> str:
+    """Return what would show more where a verdict is open: in a check no error propagates.
 
     checked: whether it is a check already, or none is possible, as between two frameworks.
+    several_steps: whether more than one step was compared.
+    short: whether anything was computed in a short dtype.
 
-    >>> describe_open("2 pairs differ", True, "All else matches.")
-    'Cannot tell whether the runs match: 2 pairs differ. To tell, compare fewer steps, or in float32. All else matches.'
+    >>> ways_to_tell(True, True, True)
+    'compare fewer steps, or in float32'
     """
-    isolating = "" if checked else "check the candidate on the reference's own inputs (tensortap.check), or "
-    return f"Cannot tell whether the runs match: {why}. To tell, {isolating}compare fewer steps, or in float32. {rest}"
+    ways = [] if checked else ["check the candidate on the reference's own inputs (tensortap.check)"]
+    if several_steps:
+        ways.append("compare fewer steps")
+    if short:
+        ways.append("in float32" if several_steps else "compare in float32")
+    return ", or ".join(ways or ["measure the noise of the reference (tensortap.noise)"])
+
+
+def describe_open_ties(pairs: int, ways: str, rest: str) -> str:
+    """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
+    which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
+    return describe_open(which, ways, rest)
+
+
+def describe_open(why: str, ways: str, rest: str) -> str:
+    """Say that the verdict is open, why, and what would show more.
+
+    >>> describe_open("2 pairs differ", "compare fewer steps", "All else matches.")
+    'Cannot tell whether the runs match: 2 pairs differ. To tell, compare fewer steps. All else matches.'
+    """
+    return f"Cannot tell whether the runs match: {why}. To tell, {ways}. {rest}"
 
 
 def describe_overflow(key: str, side: str, dtype: str, pairs: int) -> str:
