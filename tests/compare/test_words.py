@@ -162,3 +162,38 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 )
 def test_an_open_verdict_advises_only_what_is_left(checked: bool, several: bool, short: bool, advice: str) -> None:
     assert ways_to_tell(checked, several, short) == advice
+
+
+class _Sampling(nn.Module):
+    """Returns variances that it uses, as a variational autoencoder does."""
+
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.variance, self.last, self.detached = nn.Linear(4, 4), nn.Linear(4, 4), detached
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        variance = self.variance(x)
+        used = variance.detach() if self.detached else variance
+        return self.last(x + used.exp()), variance
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_gradient_of_two_uses_is_not_blamed_on_the_loss_alone(check: bool, tmp_path: Path) -> None:
+    def step(model: nn.Module) -> None:
+        made, variance = model(batch())
+        (made.square().mean() + variance.square().mean()).backward()
+
+    runs = []
+    for detached in (False, True):
+        torch.manual_seed(0)
+        model = _Sampling(detached)
+        with tt.capture(model, tmp_path / str(detached), keep="tensors", kinds=KINDS):
+            step(model)
+        runs.append((model, tmp_path / str(detached)))
+    (_, reference), (model, candidate) = runs
+    if check:
+        with tt.check(model, reference) as checked:
+            step(model)
+    result = checked.result if check else tt.compare(reference, candidate)
+    assert result.first is not None and result.first.cause == "loss"
+    assert "what variance returns, too: the model's own code may have sent a part of it" in result.sentence

@@ -12,7 +12,7 @@ from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 
-__all__ = ["describe_factor", "describe_step_gradient"]
+__all__ = ["describe_factor", "describe_inner_use", "describe_step_gradient"]
 
 _SAME_FACTOR = 1e-3
 """Relative difference up to which two factors are one."""
@@ -51,6 +51,29 @@ def describe_factor(first: Finding, matched: Matched) -> str:
     if micros > 1 and any(abs(factor / each - 1) < _SAME_FACTOR for each in (micros, 1 / micros)):
         return f"{times}, and the step has {micros} micro batches: check by what each loss is divided."
     return f"{times}."
+
+
+def describe_inner_use(first: Finding, matched: Matched) -> str:
+    """Return a further sentence if the gradient that enters the model is that of a value which its own code may use.
+
+    A model may return what a module inside has made, and use it before it does, as a variational autoencoder its
+    variances. The gradient is then the sum of both uses, and either may be wrong.
+    """
+    if first.cause is not Cause.LOSS or first.row is None:
+        return ""
+    side, row = matched.reference, int(matched.alignment.reference[first.row])
+    same = (side.rank == side.rank[row]) & (side.step == side.step[row]) & (side.micro == side.micro[row])
+    outputs = np.flatnonzero(same & side.kind.among(("output",)))
+    path = side.path[row].partition("~")[0]
+    own = [at for at in outputs.tolist() if (side.module[at], side.path[at]) == (side.module[row], path)]
+    made = [at for at in outputs.tolist() if own and side.tensor_id[at] == side.tensor_id[own[0]] and side.module[at]]
+    if not made:
+        return ""
+    name, returned = side.module[made[0]], min(int(side.seq[at]) for at in made)
+    later = (at for at in outputs.tolist() if int(side.seq[at]) > returned and side.module[at])
+    if all(f"{name}.".startswith(f"{side.module[at]}.") for at in later):
+        return ""
+    return f" It is the gradient of what {name} returns, too: the model's own code may have sent a part of it."
 
 
 def describe_step_gradient(first: Finding, matched: Matched, isolated: bool = False) -> str:

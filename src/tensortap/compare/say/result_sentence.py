@@ -12,7 +12,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.matched import Matched
 from tensortap.compare.say import beside, sentence
-from tensortap.compare.say.gradients import describe_factor, describe_step_gradient
+from tensortap.compare.say.gradients import describe_factor, describe_inner_use, describe_step_gradient
 from tensortap.compare.say.loop import describe_loop, moved_parameters
 from tensortap.compare.say.operators import describe_operator
 from tensortap.compare.say.parameters import describe_changed_parameters
@@ -68,7 +68,12 @@ def _beside(first: Finding, matched: Matched, isolated: bool = False) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings)
     settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
-    settings = describe_factor(first, matched) + settings + describe_step_gradient(first, matched, isolated)
+    settings = (
+        describe_factor(first, matched)
+        + describe_inner_use(first, matched)
+        + settings
+        + describe_step_gradient(first, matched, isolated)
+    )
     settings += describe_changed_parameters(first, matched) + beside.describe_order(first, matched)
     settings += beside.describe_ties(first, matched.settings)
     settings = beside.describe_one_sided_modules(first, matched) + beside.describe_class(first, matched) + settings
