@@ -88,7 +88,11 @@ def _error_of_cancelled_product(pair: JudgedPair) -> float:
         return 0.0
     matrices = [row for row in pair.sources_of("param") if dimensions[row] > 1]
     given = [row for row in pair.sources_of("input") if evidence.base[row] > 0]
-    if len(matrices) != 1 or len(given) != 1 or any(evidence.wrong[row] for row in (*matrices, *given)):
+    if (
+        len(matrices) != 1
+        or len(given) != 1
+        or any(evidence.wrong[row] or not evidence.is_known(row) for row in (*matrices, *given))
+    ):
         return 0.0
     elements, structure = evidence.pairs.elements, evidence.structure
     channels = structure.shape(pair.row)[1 if dimensions[matrices[0]] > 2 else -1]
@@ -98,7 +102,8 @@ def _error_of_cancelled_product(pair: JudgedPair) -> float:
     size = evidence.l2[given[0]] * evidence.l2[matrices[0]] * (positions / max(1, int(elements[given[0]]))) ** 0.5
     if size < PARTLY_CANCELS * pair.l2:
         return 0.0
-    allowed = max(pair.base, pair.policy.passed_on(pair.incoming))
+    came_in = max(evidence.propagated[row] for row in (*matrices, *given))
+    allowed = max(pair.base, pair.policy.passed_on(came_in))
     return float(min(MOST_ASSUMED, allowed * size / pair.l2))
 
 
