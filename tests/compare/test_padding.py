@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,31 +83,65 @@ class _Window(nn.Module):
 
 
 class _Windows(nn.Module):
-    def __init__(self, fused: bool, scale: float) -> None:
+    def __init__(self, fused: bool, scale: float, lost: bool) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.embed, self.head, self.lost = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS), lost
         self.layers = nn.ModuleList([_Window(fused, 0.25), _Window(fused, scale)])
 
     def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
         x = self.embed(tokens)
         for layer in self.layers:
-            x = x + layer(x, keep)
+            x = x + layer(x, torch.ones_like(keep) if self.lost else keep)
         return self.head(x)
+
+
+def windowed(
+    model: _Windows, path: Path, keep: str, reference: Path | None = None, factor: float = 1.0
+) -> tuple[Path, Any]:
+    """Capture a step over texts with padding behind them; or check it against a reference, and return the result."""
+    seen = torch.arange(_LENGTH) < torch.tensor([8, 2, 3, 6])[:, None]
+    tokens = torch.randint(1, _WORDS, (4, _LENGTH), generator=torch.Generator().manual_seed(1)) * seen
+    labels = tokens.masked_fill(~seen, -100).flatten()
+    kinds = ("input", "output", "grad_output", "param_grad")
+    watched: Any = tt.capture(model, path, keep=keep, kinds=kinds) if reference is None else tt.check(model, reference)
+    with watched:
+        (factor * F.cross_entropy(model(tokens, seen).flatten(0, 1), labels)).backward()
+    return path, None if reference is None else watched.result
+
+
+def build(fused: bool, scale: float = 0.25, lost: bool = False) -> _Windows:
+    torch.manual_seed(0)
+    return _Windows(fused, scale, lost)
 
 
 @pytest.mark.parametrize("keep", ["tensors", "summary"])
 def test_padding_far_behind_a_text_sees_nothing_through_a_window(keep: str, tmp_path: Path) -> None:
-    def windowed(path: Path, fused: bool, scale: float = 0.25) -> Path:
-        torch.manual_seed(0)
-        model, seen = _Windows(fused, scale), torch.arange(_LENGTH) < torch.tensor([8, 2, 3, 6])[:, None]
-        tokens = torch.randint(1, _WORDS, (4, _LENGTH)) * seen
-        with tt.capture(model, path, keep=keep):
-            labels = tokens.masked_fill(~seen, -100).flatten()
-            F.cross_entropy(model(tokens, seen).flatten(0, 1), labels).backward()
-        return path
-
-    reference = windowed(tmp_path / "a", False)
-    right = tt.compare(reference, windowed(tmp_path / "b", True))
+    reference, _ = windowed(build(False), tmp_path / "a", keep)
+    right = tt.compare(reference, windowed(build(True), tmp_path / "b", keep)[0])
     assert right.verdict == "match", right.sentence
-    wrong = tt.compare(reference, windowed(tmp_path / "c", True, 0.5))
+    wrong = tt.compare(reference, windowed(build(True, 0.5), tmp_path / "c", keep)[0])
     assert wrong.first is not None and wrong.first.module == "layers.1", wrong.sentence
+
+
+@pytest.mark.parametrize("keep", ["tensors", "summary"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_padding_does_not_excuse_the_mask_that_hides_it(fused: bool, keep: str, tmp_path: Path) -> None:
+    reference, _ = windowed(build(False), tmp_path / "a", keep)
+    found = [tt.compare(reference, windowed(build(fused, lost=True), tmp_path / "b", keep)[0])]
+    if keep == "tensors":
+        found.append(windowed(build(fused, lost=True), tmp_path, keep, reference)[1])
+    for result in found:
+        assert result.first is not None and result.first.module == "", result.sentence
+
+
+def test_a_loss_is_judged_beside_attention_that_agrees(tmp_path: Path) -> None:
+    reference, _ = windowed(build(False), tmp_path / "a", "summary")
+    model = build(False)
+    for layer in model.layers:
+        layer.qkv.forward = (
+            lambda x, own=layer.qkv: (  # type: ignore[method-assign, misc]
+                x[..., :5] @ own.weight[:, :5].T + x[..., 5:] @ own.weight[:, 5:].T + own.bias
+            )
+        )
+    found = tt.compare(reference, windowed(model, tmp_path / "b", "summary", factor=0.8)[0])
+    assert found.first is not None and found.first.cause == "loss", found.sentence

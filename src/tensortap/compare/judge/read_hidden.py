@@ -19,6 +19,7 @@ from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import UnreadDifferences
 from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
+from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding
 from tensortap.kernels.summary.visible import Positions, along
 
@@ -77,7 +78,8 @@ def find_read_hidden(
     scalars = {structure.path[row] for row in losses if _is_hidden(row, judgement, pairs)}
     # If a gradient of another output is wrong, the scalar is the loss of that output, and may be wrong itself.
     adds = right == gradients and any(not pairs.dimensions[row] and structure.path[row] in scalars for row in right)
-    blamed = {birth.module for birth in births if birth.row == first}
+    # What enters the model, the loss sends: no attention made it.
+    blamed = {birth.module for birth in births if birth.row == first and birth.cause is not Cause.LOSS}
     sent = any(_is_sent_to_hidden(module, first, pairs, structure, gradient_of) for module in blamed)
     spreads = "grad_output" in structure.kinds_in_step[scope[:2]] or _spreads(first, judgement, structure)
     sent = sent or any(spreads and _may_be_sent(module, first, pairs, structure, may_see_nothing) for module in blamed)

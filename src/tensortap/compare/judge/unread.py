@@ -88,7 +88,8 @@ def find_unread(
     apart = _gradients_of(untied, structure)
     where[list(apart)] = False
     births, last = _until_optimizer(list(births), structure, apart)
-    if any(birth.row is not None and _is_given(birth.row, structure) for birth in births):
+    rows = [birth.row for birth in births if birth.row is not None]
+    if any(_is_given(row, structure) or _is_padding_mask(row, pairs, structure) for row in rows):
         return UnreadDifferences()
     if last is not None:
         where &= np.array([scope[1] <= last for scope in structure.scope], bool)
@@ -158,6 +159,13 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
             return ""
         why = reason if by_mask else why or UNREAD_PADDING
     return why
+
+
+def _is_padding_mask(row: int, pairs: Pairs, structure: Structure) -> bool:
+    """Whether a row has a 0 or a 1 for each token: it says what is hidden, and nothing that is hidden has made it."""
+    if structure.kind[row] not in _FORWARD or pairs.base[row] or pairs.dimensions[row] != 2:
+        return False
+    return bool(len(pairs.l1) and pairs.l1[row] == round(float(pairs.l2[row]) ** 2))
 
 
 def _is_given(row: int, structure: Structure) -> bool:

@@ -79,6 +79,8 @@ def see_nothing(positions: Positions, ours: Array, theirs: Array) -> bool:
     where = along(positions, ours.shape)
     if where is None or where.shape[0] != len(positions) or ours.shape != theirs.shape or ours.ndim < 2:
         return False
+    if are_flags(ours, theirs):
+        return False
     shown = [np.where(where, 0.0, each.astype(np.float64)) for each in (ours, theirs)]
     size = float(np.linalg.norm(shown[0]))
     if not float(np.linalg.norm(shown[0] - shown[1])) <= AGREES * size:
@@ -88,6 +90,14 @@ def see_nothing(positions: Positions, ours: Array, theirs: Array) -> bool:
     apart = np.abs(sides[0] - sides[1]).reshape(*positions.shape, -1).max(axis=2, initial=0.0)
     differ = positions & (apart > AGREES * max(float(np.abs(each).max(initial=0.0)) for each in sides))
     return any(_is_one(each, differ) for each in sides)
+
+
+def are_flags(ours: Array, theirs: Array) -> bool:
+    """Whether two tensors have one number for each token, and it is 0 or 1: they may say what is hidden, and are no
+    consequence of that. A mask by query and key may say anything about a hidden query."""
+    return ours.ndim <= 2 and all(
+        each.dtype.kind == "b" or bool(((each == 0) | (each == 1)).all()) for each in (ours, theirs)
+    )
 
 
 def _is_one(array: Array, positions: Positions) -> bool:
@@ -156,7 +166,10 @@ class HiddenPositions:
     def measure_shown(
         self, ours: Array, theirs: Array, rtol: float | None = None, atol: float | None = None
     ) -> PairMeasure | None:
-        """Measure a pair without the hidden positions; None if it does not have their axes."""
+        """Measure a pair without the hidden positions; None if it does not have their axes, or may say itself what is
+        hidden."""
+        if are_flags(ours, theirs):
+            return None
         for find in (along, in_copies):
             for positions in self._known.values():
                 where = find(positions, ours.shape)
