@@ -65,7 +65,10 @@ class VisibleValues:
             padding = map(padding_of_texts, map(self._framework.host, others))
             if found := [*(each == 0 for each in flags if (each == 0).any()), *(p for p in padding if p is not None)]:
                 self._hidden[micro] = found
-                self._found.setdefault("", {})[f"{micro}.hidden"] = _Sketch(" ".join(map(_digest, found)))
+                own = self._found.setdefault("", {})
+                own[f"{micro}.hidden"] = _Sketch(" ".join(map(_digest, found)))
+                if not any(each[:, 0].any() for each in found):
+                    own[f"{micro}.behind"] = _Sketch("padding is behind its texts")
 
     def seen(self, module: str, micro: int, call: int, kind: str, tensors: Iterable[tuple[str, Any]]) -> None:
         """Take values of a call, or a gradient at its outputs."""

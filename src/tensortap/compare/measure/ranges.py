@@ -10,6 +10,7 @@ import numpy as np
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.measure.masks import MaskDifference
+from tensortap.compare.measure.visible import is_padded_behind
 
 __all__ = ["Range", "SideNorm", "may_see_nothing", "norms_between", "ranges_between"]
 
@@ -68,9 +69,10 @@ def may_see_nothing(
     if inputs and not named:
         return False
     given = [row for row in named if len(reference.shape(row)) == 2]
+    behind = is_padded_behind(reference)
     tokens = {reference.shape(row): int(np.prod(reference.shape(row)) - reference.zeros[row]) for row in given}
     for pair, mask in masks.items():
-        if not mask.frees_positions:
+        if not mask.frees_positions or (behind and len(reference.shape(int(rows[pair]))) == 2):
             continue
         row, other = int(rows[pair]), int(alignment.candidate[pair])
         shape = reference.shape(row)

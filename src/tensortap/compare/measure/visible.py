@@ -20,7 +20,7 @@ from tensortap.compare.measure.hidden import EXPLAINS
 from tensortap.compare.measure.measures import Measures
 from tensortap.kernels.summary.visible import COPIES, SUMS
 
-__all__ = ["have_same_padding", "leave_out_hidden_sums"]
+__all__ = ["have_same_padding", "is_padded_behind", "leave_out_hidden_sums"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +58,15 @@ def have_same_padding(reference: Side, candidate: Side) -> bool:
     """Whether both models were given the same padding in the first recorded step, as far as that was recorded."""
     ours, theirs = (_padding(side) for side in (reference, candidate))
     return bool(ours) and ours == theirs
+
+
+def is_padded_behind(side: Side) -> bool:
+    """Whether all padding of the first recorded step is known to be behind its texts: a causal attention shows it the
+    text."""
+    known = [side.run.loop(rank).changes("visible", "") for rank in np.unique(side.rank).tolist()]
+    names = {name for each in known for change in each[:1] for name in change.value}
+    hidden = {name.removesuffix(".hidden") for name in names if name.endswith(".hidden")}
+    return bool(hidden) and all(f"{micro}.behind" in names for micro in hidden)
 
 
 def _padding(side: Side) -> list[dict[str, Any]]:
