@@ -23,7 +23,8 @@ until the next line with the same `fact` and `of`. Facts:
                                 the axes of its mask, by micro step, call, kind and path ("0.0.output.0"): its sketch
                                 without the hidden positions (`kernels.summary.visible`), 64 float32 in base64,
                                 after "copies:" if it may hold several copies of all positions; of "" also "0.hidden":
-                                digests of the hidden positions of a micro step
+                                digests of the hidden positions of a micro step, and "0.behind" if all of
+                                these are behind a text
     random      of a generator  digest of its state at the start of the step; of "torch.cpu", "python", ...
     optimizer   of "0", ...     class, number of groups, clipping inside of it; of its place or key in optimizer=
     group       of "0.1", ...   settings of a parameter group, as the step used them: lr, betas, weight_decay, ...
