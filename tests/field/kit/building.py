@@ -54,6 +54,14 @@ def outer_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch["pixel_values"]).float(), batch["labels"])
 
 
+def object_loss(model: nn.Module, batch: Batch, *, masked: bool = True) -> Tensor:
+    """The n-th query is to find the n-th object. A model that is `masked` is told which part of an image is margin."""
+    told = {"pixel_mask": batch["pixel_mask"]} if masked else {}
+    found = model(batch["pixel_values"], **told)
+    classes = F.cross_entropy(found.logits.float().flatten(0, 1), batch["classes"].flatten())
+    return classes + F.l1_loss(found.pred_boxes.float(), batch["boxes"])
+
+
 # --- families ---------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +73,7 @@ def _transformers(kind: str, head: str, attention: str, **options: Any) -> nn.Mo
         register()
     config = transformers.AutoConfig.for_model(kind, **options)
     made = getattr(transformers, head)
-    build = made.from_config if head.startswith("Auto") else made._from_config
+    build = made.from_config if head.startswith("AutoModel") else made._from_config
     model: nn.Module = build(config, attn_implementation=attention)
     return model
 

@@ -335,3 +335,95 @@ def prefixed(random: torch.Generator) -> Batch:
         "labels": batch["labels"].masked_fill(answer == 0, -100),
         "pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random),
     }
+
+
+def labelled(random: torch.Generator, *, length: int = 18) -> Batch:
+    """Tokens, their mask, and a class for each token that is not padding."""
+    batch = language(random, length=length)
+    labels = torch.randint(CLASSES, (ROWS, length), generator=random)
+    return batch | {"labels": labels.masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+def pages(random: torch.Generator) -> Batch:
+    """Tokens with their boxes on a page, the image of the page, and a class for each token."""
+    return forms(random) | {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=random)}
+
+
+def illustrated(random: torch.Generator) -> Batch:
+    """A question after two images of other sizes in some rows, as lists of patches; padding before the text."""
+    batch = language(random, length=16)
+    kinds = torch.zeros(ROWS, 16, dtype=torch.long)
+    grids = torch.tensor([[1, 4, 4], [1, 2, 4], [1, 4, 2], [1, 4, 4], [1, 2, 2]])
+    for row, start, count in ((0, 1, 4), (1, 2, 2), (2, 1, 2), (2, 6, 4), (3, 1, 1)):
+        kinds[row, start : start + count] = 1
+    tokens = batch["input_ids"].clamp(max=WORDS - 2).masked_fill(kinds == 1, WORDS - 1)
+    text = {
+        "input_ids": tokens,
+        "attention_mask": batch["attention_mask"],
+        "mm_token_type_ids": kinds,
+        "labels": batch["labels"].masked_fill(kinds == 1, -100),
+    }
+    turned = {name: value.flip(1) for name, value in text.items()}
+    first = turned["attention_mask"].argmax(1, keepdim=True)
+    patches = torch.randn(int(grids.prod(1).sum()), 3 * 2 * 4 * 4, generator=random)
+    return turned | {
+        "labels": turned["labels"].scatter(1, first, -100),
+        "pixel_values": patches,
+        "image_grid_thw": grids[[0, 1, 3, 2, 4]],
+    }
+
+
+def played(random: torch.Generator) -> Batch:
+    """What an agent saw and did; earlier steps of some episodes are padding."""
+    mask = (torch.arange(8) >= torch.tensor([0, 3, 0, 5])[:, None]).long()
+    return {
+        "states": torch.randn(ROWS, 8, 6, generator=random),
+        "actions": torch.randn(ROWS, 8, 3, generator=random),
+        "rewards": torch.randn(ROWS, 8, 1, generator=random),
+        "returns_to_go": torch.randn(ROWS, 8, 1, generator=random),
+        "timesteps": (torch.arange(8) - (mask == 0).sum(1, keepdim=True)).clamp(min=0) + 2,
+        "attention_mask": mask,
+        "targets": torch.rand(ROWS, 8, 3, generator=random) * 2 - 1,
+    }
+
+
+def read_aloud(random: torch.Generator) -> Batch:
+    """A text, a speaker, and frames of sound, which end at several places."""
+    batch = language(random, length=10)
+    ended = torch.arange(14) >= torch.tensor([14, 9, 12, 7])[:, None]
+    frames = torch.randn(ROWS, 14, 8, generator=random)
+    return {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "speaker_embeddings": torch.randn(ROWS, 6, generator=random),
+        "labels": frames.masked_fill(ended[..., None], -100.0),
+    }
+
+
+def sharpened(random: torch.Generator) -> Batch:
+    """Images, and the same in twice the size."""
+    return {
+        "pixel_values": torch.rand(2, 3, 12, 16, generator=random),
+        "targets": torch.rand(2, 3, 24, 32, generator=random),
+    }
+
+
+def sold(random: torch.Generator) -> Batch:
+    """Series with features of the time and a kind each, some numbers not observed, and how they go on."""
+    past = torch.randn(ROWS, 22, generator=random).cumsum(1)
+    return {
+        "past_values": past,
+        "past_time_features": torch.randn(ROWS, 22, 2, generator=random),
+        "past_observed_mask": (torch.rand(ROWS, 22, generator=random) > 0.1).float(),
+        "static_categorical_features": torch.arange(ROWS)[:, None] % 3,
+        "future_values": past[:, -1:] + torch.randn(ROWS, 6, generator=random),
+        "future_time_features": torch.randn(ROWS, 6, 2, generator=random),
+    }
+
+
+def spelled(random: torch.Generator) -> Batch:
+    """Texts whose words have two further signs each. Some words are masked, and have labels alone."""
+    batch = masked_words(random)
+    for name in ("input_shape_ids", "input_pronunciation_ids"):
+        batch[name] = torch.randint(3, WORDS, (ROWS, 18), generator=random)
+    return batch

@@ -17,6 +17,7 @@ from .first.families import FAMILIES as FIRST
 from .fourth.families import FAMILIES as FOURTH
 from .further.families import FAMILIES as FURTHER
 from .newer.families import FAMILIES as NEWER
+from .ninth.families import FAMILIES as NINTH
 from .original.families import FAMILIES as ORIGINAL
 from .second.families import FAMILIES as SECOND
 from .seventh.families import FAMILIES as SEVENTH
@@ -37,6 +38,7 @@ SETS: dict[str, dict[str, Family]] = {
     "after_sixth": AFTER_SIXTH,
     "seventh": SEVENTH,
     "eighth": EIGHTH,
+    "ninth": NINTH,
 }
 """All families that have mistakes, by folder."""
 TRIALS = {name: families for name, families in SETS.items() if name not in ("original", "newer", "after_sixth")}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 from field.kit.building import (
@@ -24,6 +23,7 @@ from field.kit.building import (
     Family,
     decoder,
     hf,
+    object_loss,
     own_loss,
 )
 from field.kit.data import (
@@ -54,13 +54,6 @@ _WORDS: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 _MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
-
-
-def object_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Classes and boxes of objects in a fixed order."""
-    made = model(pixel_values=batch["pixel_values"])
-    classes = F.cross_entropy(made.logits.float().flatten(0, 1), batch["classes"].flatten())
-    return classes + F.l1_loss(made.pred_boxes.float(), batch["boxes"])
 
 
 def series_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -279,7 +272,7 @@ FAMILIES: dict[str, Family] = {
             num_labels=CLASSES,
         ),
         framed,
-        object_loss,
+        functools.partial(object_loss, masked=False),
         held_out=True,
     ),
     "siglip2": Family(

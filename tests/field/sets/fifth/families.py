@@ -29,6 +29,7 @@ from field.kit.building import (
     gpt,
     hearing,
     hf,
+    object_loss,
     outer_loss,
     own_loss,
     patched,
@@ -45,13 +46,6 @@ _LONG_LEFT = functools.partial(padded_left, length=LONG)
 def _pooled_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The first channels of the pooled state are the scores of the classes."""
     return F.cross_entropy(model(batch["pixel_values"]).pooler_output[:, :CLASSES].float(), batch["labels"])
-
-
-def _object_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The n-th query is to find the n-th object."""
-    found = model(batch["pixel_values"], pixel_mask=batch["pixel_mask"])
-    classes = F.cross_entropy(found.logits.float().flatten(0, 1), batch["classes"].flatten())
-    return classes + F.l1_loss(found.pred_boxes.float(), batch["boxes"])
 
 
 _SCALED_ROPE: dict[str, Any] = {
@@ -215,7 +209,7 @@ FAMILIES: dict[str, Family] = {
             num_labels=CLASSES,
         ),
         framed,
-        _object_loss,
+        object_loss,
         attention=False,
     ),
     "tv_vit": PLAIN(
