@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.masked_calls import precedes_attention
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.shown_elements import ShownElements, Sign, rounded_extreme
 from tensortap.compare.judge.structure import Structure
@@ -50,6 +51,8 @@ def rows_with_right_extremes(
     scope = structure.scope[first]
     if pairs.isolated is not None or first in pairs.shown or not np.isnan(pairs.mismatched[first]):
         return set()  # its other positions are known
+    if precedes_attention(first, pairs, structure):
+        return set()
     wrong = judgement.having(*WRONG_STATUSES)
     own = [
         row

@@ -143,12 +143,12 @@ def _may_be_sent(
     The forward of two kinds of attention may agree where a mask hides everything: both return the mean of all values,
     and each sends back something else. If it is the very same code, its forward agrees to the last bit.
     """
-    scope = structure.scope[row]
-    if structure.kind[row] not in GRADIENT_KINDS:
-        return False
+    scope, kind = structure.scope[row], structure.kind[row]
+    if kind not in GRADIENT_KINDS or (kind == "grad_output" and structure.module[row] == module):
+        return False  # what comes to the module's own output is made by what comes after it
     recorded = "grad_output" in structure.kinds_in_step[scope[:2]]
     around = [module]
-    if not recorded and structure.kind[row] == "param_grad" and module:
+    if not recorded and kind == "param_grad" and module:
         around.append(module.rpartition(".")[0])  # its code made the gradient at the output
     masks = {structure.module[each]: mask for each, mask in pairs.masks.items() if structure.scope[each] == scope}
     masked = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.masked_calls import precedes_attention
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import Policy
@@ -123,6 +124,8 @@ def find_unread(
     # In a short dtype, rounding moves choices of experts. A token with another expert moves gradients by any amount.
     chosen = any(structure.integers[row] and structure.kind[row] == "output" for row in wrong)
     most = float("inf") if chosen else MOST_ASSUMED
+    if any(birth.row in pairs.masks for birth in births):
+        most = 0.0  # rounding moves no mask: where one hides something else, gradients that differ are no rounding
     for row in gradients:
         before = known.get(_parameter(row, structure), 0.0)
         if pairs.dimensions[row] > 1 and not _agrees(row, pairs, policy, before):
@@ -152,6 +155,7 @@ def _explain(births: Collection[Finding], pairs: Pairs, structure: Structure, sc
         if birth.row is None:
             return ""
         by_mask = birth.row not in pairs.shown and (follows or (beside_masks and birth.module in given))
+        by_mask = by_mask and not precedes_attention(birth.row, pairs, structure)
         by_padding = structure.scope[birth.row] in padded and not structure.is_at_start(birth.row)
         if not (by_mask or by_padding):
             return ""
