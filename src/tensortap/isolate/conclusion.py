@@ -130,6 +130,9 @@ def conclude_live(
         attributor = Attributor.of(builder, isolation, numbers, lost, gained_keys, bool(missing), untied)
         born = isolated_findings(builder, attributor)
         known = {birth.module for birth in born}
+        if missing and known:
+            wrong = {birth.module for birth in born if birth.key.phase == "forward"}
+            missing = find_missing_in_isolation(matched, structure, isolation, parameters, wrong)
         missing = {row: end for row, end in missing.items() if not {end.module, end.key.module} & known}
         if any(birth.cause is Cause.LOST_INPUT for birth in born):
             # A parameter that is used together with an input has no gradient without that.

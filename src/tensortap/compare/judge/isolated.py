@@ -129,7 +129,7 @@ class Attributor:
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
             return True
-        if kind == "grad_output" and row in self.own and self._is_misused_inside(row):
+        if kind == "grad_output" and row in self.own and (self._is_misused_inside(row) or self._is_misused_around(row)):
             return True
         if kind == "grad_output" and self._gets_more(row):
             return True
@@ -169,7 +169,18 @@ class Attributor:
         scope, module = self.structure.scope[row], self.structure.module[row]
         users = [user for user, owners in self.isolation.tied.items() if module in owners and user != module]
         calls = [call for user in users for call in self.structure.calls_of_module.get((scope, user), ())]
-        return any(self._wrong(output) for call in calls for output in call.of("output"))
+        if any(self._wrong(output) for call in calls for output in call.of("output")):
+            return True
+        uncalled = [user for user in users if (scope, user) not in self.structure.calls_of_module]
+        return any(self._makes_wrong(call) for user in uncalled for call in self._calls_around(scope, user))
+
+    def _calls_around(self, scope: tuple[int, int, int], module: str) -> Sequence[CallRows]:
+        """Return the calls of the innermost called module around one: its code decides which of those inside run."""
+        calls: Sequence[CallRows] = ()
+        while module and not calls:
+            module = module.rpartition(".")[0]
+            calls = self.structure.calls_of_module.get((scope, module), ())
+        return calls
 
     def _is_read_beside_a_wrong_one(self, row: int) -> bool:
         """Whether the code that reads a parameter also reads one that is wrong, such as a bias that was not loaded."""
@@ -285,14 +296,17 @@ class Attributor:
         structure, call = self.structure, self.structure.call_of(row)
         if call is None or not self._own_values_without_gradient:
             return False
-        outermost = structure.call_of(self.one_gradient.get(row, (row,))[-1]) or call
-        container, begin = self.isolation.caller(outermost), outermost.end
+        returned = [structure.call_of(each) or call for each in self.one_gradient.get(row, (row,))]
+        container, begin = self.isolation.caller(returned[-1]), returned[-1].end
         if structure.kind[row] == "grad_input":
             container, begin = call.module, call.begin
-        users = self._own_values_without_gradient.get((call.scope, container), ())
-        if container is None or not any(user.begin > begin for user in users if user is not call):
+        given = self._own_values_without_gradient
+        users = [user for user in given.get((call.scope, container), ()) if user.begin > begin]
+        if structure.kind[row] == "grad_output":  # the code that returns it may use it as well
+            users += [user for each in returned for user in given.get((call.scope, each.module), ())]
+        if not any(user is not call for user in users):
             return False
-        around = structure.calls_of_module.get((call.scope, container), ())
+        around = structure.calls_of_module.get((call.scope, container or ""), ())
         inside = [each for outer in around for child in outer.children for each in _all_inside(child)]
         return self.explained or any(self._makes_wrong(each) for each in inside)
 
@@ -330,6 +344,15 @@ class Attributor:
         made = [r for user in users for r in (*user.of("output"), *(i for c in user.children for i in c.of("input")))]
         return any(self._wrong(each) for each in made)
 
+    def _is_misused_around(self, row: int) -> bool:
+        """Whether a module that uses one of its outputs inside returns what it should, and the code that calls it makes
+        something wrong: that code may use the output wrongly, too."""
+        call = self.structure.call_of(row)
+        around = None if call is None else call.parent
+        if call is None or around is None or around.module != self.isolation.caller(call) or self._makes_wrong(call):
+            return False
+        return self._makes_wrong(around)
+
     def _gets_more(self, row: int) -> bool:
         """Whether a module that a gradient's tensor was given to is sent a gradient in the candidate alone, as its
         parameters show: it sends one back, too."""
@@ -344,6 +367,19 @@ class Attributor:
             and key.step == self.structure.scope[row][1]
             and any(key.module == module or is_within(key.module, module) for module in modules)
             for key in self.only_candidate
+        )
+
+    def is_of_other_uses(self, row: int) -> bool:
+        """Whether a row is the gradient of a parameter whose module is sent none in the reference: it is that of other
+        uses. If these are right, code around the module lets a gradient pass, which shows there."""
+        structure, (rank, step, micro) = self.structure, self.structure.scope[row]
+        if structure.kind[row] != "param_grad" or "grad_output" not in structure.kinds_in_step[rank, step]:
+            return False
+        calls = _calls_of_module(structure, row, structure.module[row])
+        lost = step, micro, structure.module[row], "grad_output"
+        return bool(calls) and not (
+            any(call.of("grad_output") for call in calls)
+            or any((key.step, key.micro, key.module, key.kind) == lost for key in self.only_reference)
         )
 
     def has_other_calls(self, row: int) -> bool:
@@ -490,9 +526,10 @@ def isolated_findings(builder: FindingBuilder, attributor: Attributor) -> list[F
     ] or ([] if explained or attributor.has_extra_gradients else births)  # one that nothing else reports
     births = _without_read_attributes(births, builder, attributor)
     births = without_out_of_step(births, structure, builder.class_of, builder.zeros_of)
-    # Code that leaves out a call, or adds one, is found by its other values; these gradients count only if there are
-    # none.
-    births = [row for row in births if not attributor.has_other_calls(row)] or births
+    # Code that leaves out a call, adds one, or lets a gradient pass is found by its other values; these gradients count
+    # only if there are none.
+    follow = attributor.has_other_calls, attributor.is_of_other_uses
+    births = [row for row in births if not any(each(row) for each in follow)] or births
     for row in births:
         attribution = attributor.attribute(row)
         module, rank = builder.module_to_blame(row, attribution), structure.scope[row][0]

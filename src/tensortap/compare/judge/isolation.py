@@ -57,8 +57,11 @@ class Isolation:
         _, step, micro = call.scope
         return Key(step, micro, "forward", call.module, call.number, "output", path) in self.outside
 
-    def cutter(self, call: CallRows, path: str, structure: Structure) -> str | None:
-        """Return the module that detached an input: the one that returned it detached, or the caller."""
+    def cutter(self, call: CallRows, path: str, structure: Structure, lost: Collection[Key] = ()) -> str | None:
+        """Return the module that detached an input: the one that returned it detached, or the caller.
+
+        lost: gradients that only the reference has.
+        """
         tensors = {structure.tensor[row] for row in call.of("input") if structure.path[row] == path}
         makers = [
             (maker, structure.path[row])
@@ -72,11 +75,17 @@ class Isolation:
         for maker, output in makers[:1]:
             paths = [structure.path[row] for row in maker.of("input")]
             if paths and self.is_outside(maker, output):  # the graph ends further back
-                return self.cutter(maker, paths[0], structure)
+                return self.cutter(maker, paths[0], structure, lost)
         # The caller itself may have been given a detached value. The model's own inputs are always detached.
         around = call.parent
         if around is not None and around.parent is not None and around.module == self.caller(call):
+            given = [structure.path[row] for row in around.of("input")]
+            _, step, micro = around.scope
+            names = step, micro, "backward", around.module, around.number, "grad_input"
+            sent = [each for each in given if Key(*names, each) in lost]
+            if sent and not around.of("grad_input"):  # its own code makes the input of detached ones alone
+                tensors |= {structure.tensor[row] for row in around.of("input") if structure.path[row] in sent}
             for row in around.of("input"):
                 if structure.tensor[row] in tensors and self.is_cut_off(around, "input", structure.path[row]):
-                    return self.cutter(around, structure.path[row], structure)
+                    return self.cutter(around, structure.path[row], structure, lost)
         return self.caller(call)

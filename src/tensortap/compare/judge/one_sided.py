@@ -34,9 +34,16 @@ Parameters = Collection[tuple[str, str]]
 
 
 def find_missing_in_isolation(
-    matched: Matched, structure: Structure, isolation: Isolation, parameters: Parameters
+    matched: Matched,
+    structure: Structure,
+    isolation: Isolation,
+    parameters: Parameters,
+    wrong: Collection[str] = (),
 ) -> dict[int, Finding]:
-    """Find where gradients end in a run on the reference's own inputs. Keys are the reference's rows."""
+    """Find where gradients end in a run on the reference's own inputs. Keys are the reference's rows.
+
+    wrong: modules whose own code makes something wrong of values, which may be why it sends nothing back for some.
+    """
     side = matched.reference
     unfinished = _unfinished(matched)
     alone = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
@@ -51,7 +58,7 @@ def find_missing_in_isolation(
         for row, key in missing
         if (key.step, key.micro, key.module) not in further or key.kind == "param_grad"
     ]
-    return _find_ends(matched, structure, isolation, missing)
+    return _find_ends(matched, structure, isolation, missing, wrong=wrong)
 
 
 def _called_further(matched: Matched) -> set[tuple[int, int, str]]:
@@ -359,6 +366,7 @@ def _find_ends(
     isolation: Isolation,
     rows: Sequence[tuple[int, Key]],
     by_names: bool = False,
+    wrong: Collection[str] = (),
 ) -> dict[int, Finding]:
     """Return findings for the modules at which gradients end, by the reference's rows.
 
@@ -390,7 +398,8 @@ def _find_ends(
         if key.kind == "grad_output" and key.module in frozen:
             module: str | None = key.module  # nothing that made its output requires a gradient
         elif is_reached is None or key.kind == "grad_output":
-            module = _end_of(key, matched, structure, isolation, missing, lost, int(matched.reference.rank[row]))
+            rank = int(matched.reference.rank[row])
+            module = _end_of(key, matched, structure, isolation, missing, lost, rank, wrong)
         else:
             module = key.module if is_reached else None
         if module is None or module in named:
@@ -436,14 +445,19 @@ def _end_of(
     missing: Collection[tuple[object, ...]],
     lost: Collection[Key] | None,
     rank: int,
+    wrong: Collection[str],
 ) -> str | None:
     """Return the module at which a gradient ends; None if it already ended further on.
 
     missing: all gradients that the candidate should have and lacks, without their paths.
     lost: all that it lacks; None if the reference recorded no gradients at inputs.
+    wrong: modules whose own code makes something wrong of values.
     """
     scope = rank, key.step, key.micro
     if key.kind == "param_grad":
+        tied = [user for user, owners in isolation.tied.items() if key.module in owners]
+        if any(user in matched.reference.called and user not in matched.candidate.called for user in tied):
+            return None  # one side alone uses it there
         reached = [c for c in _calls_reading(matched, structure, scope, key.module) if c.of("grad_output")]
         if not reached:
             return None
@@ -459,7 +473,7 @@ def _end_of(
         if not any(call.of("grad_output") for call in around):
             return None
         detacher = _find_detacher(key, calls, structure, isolation, lost)
-        if detacher is None and any(_gets_less(call, structure, isolation, missing) for call in around):
+        if detacher is None and any(_gets_less(call, structure, isolation, missing, wrong) for call in around):
             return None  # the output that it was made for lacks its gradient, too: it ended further on
         if detacher is None and (
             _ends_inside(key, structure, calls, missing) or _is_returned_without(key, structure, calls, missing)
@@ -468,17 +482,24 @@ def _end_of(
         return detacher or caller
     if not any(call.of("grad_output") for call in calls):
         return None
+    if wrong and any(_gets_less(call, structure, isolation, missing, wrong) for call in calls):
+        return None
     if key._replace(phase="forward", kind="input") in isolation.cut_off:
-        cutter = isolation.cutter(calls[0], key.path, structure)
+        cutter = isolation.cutter(calls[0], key.path, structure, lost or ())
         return key.module if cutter is None else cutter
     return key.module
 
 
 def _gets_less(
-    call: CallRows, structure: Structure, isolation: Isolation, missing: Collection[tuple[object, ...]]
+    call: CallRows,
+    structure: Structure,
+    isolation: Isolation,
+    missing: Collection[tuple[object, ...]],
+    wrong: Collection[str],
 ) -> bool:
-    """Whether a call lacks the gradient of an output that is in the graph, and that later calls are given: these send
-    none back. One that nothing else is given may be used by the code of the call itself."""
+    """Whether a call lacks the gradient of an output that is in the graph, and something after it sends none back:
+    later calls that are given the output, or code around that makes something wrong. An output that neither is given
+    may be used by the code of the call itself."""
     _, step, micro = call.scope
     if (step, micro, "backward", call.module, call.number, "grad_output") not in missing or not isolation.knows_graph:
         return False
@@ -487,7 +508,9 @@ def _gets_less(
         path, users = structure.path[row], structure.consumers.get(structure.tensor[row], ())
         if path in came or isolation.is_cut_off(call, "output", path) or isolation.is_outside(call, path):
             continue
-        if any(user.begin > call.end for user in users):
+        if any(user.begin > call.end for user in users) or isolation.caller(call) in wrong:
+            return True
+        if wrong and call.parent is not None and _gets_less(call.parent, structure, isolation, missing, wrong):
             return True
     return False
 
@@ -520,7 +543,7 @@ def _find_detacher(
         for row in call.of("input"):
             given = key._replace(kind="grad_input", path=structure.path[row])
             if (lost is None or given in lost) and isolation.is_cut_off(call, "input", given.path):
-                return isolation.cutter(call, given.path, structure)
+                return isolation.cutter(call, given.path, structure, lost or ())
     return None
 
 
@@ -537,7 +560,11 @@ def _ends_inside(
     if any(not is_within(user.module, key.module) for user in _users_of(key, structure, calls)):
         return False
     place, rows = key[:3], [row for call in calls for row in call.of("output") if structure.path[row] == key.path]
-    same = {maker.module for row in rows for maker, _ in structure.makers.get(structure.tensor[row], ())}
+    makers = [maker for row in rows for maker, _ in structure.makers.get(structure.tensor[row], ())]
+    inside = [maker for maker in makers if is_within(maker.module, key.module)]
+    if inside and not any(child.begin > inside[-1].end for call in calls for child in call.children):
+        return False  # nothing inside runs after the module that makes it
+    same = {maker.module for maker in makers}
     lacking = (str(other[3]) for other in missing if other[:3] == place and other[5] == "grad_output")
     return any(is_within(module, key.module) and module not in same for module in lacking)
 
