@@ -17,6 +17,7 @@ from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
+from tensortap.compare.judge.extra_shares import find_extra_shares
 from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.free_precision import judge_free
@@ -140,6 +141,7 @@ def open_comparison(
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
     born = parallel.explained(born, structure)
+    extra |= find_extra_shares(matched, structure, born)
     untied = matched.settings.untied_parameters if born else set()
     if born and all((finding.key.module, finding.key.path) in untied for finding in extra.values()):
         unread = find_unread(judgement, pairs, structure, policy, born, bool(missing), untied)

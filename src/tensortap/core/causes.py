@@ -71,6 +71,8 @@ class Cause(str, Enum):
     """The code of a container detaches a value, so that no gradient passes where the reference has one."""
     EXTRA_GRADIENT = "extra_gradient"
     """A parameter gets a gradient that the reference's does not get."""
+    EXTRA_IN_CONTAINER = "extra_gradient_in_container"
+    """The code of a container lets a gradient pass that the reference's cuts off."""
 
     RECOMPUTATION = "recomputation"
     """Activation checkpointing recomputes other values than the first forward made."""
@@ -137,6 +139,7 @@ CONTAINER_CAUSES = frozenset(
         Cause.CONTAINER_CODE,
         Cause.CONTAINER_BACKWARD,
         Cause.MISSING_IN_CONTAINER,
+        Cause.EXTRA_IN_CONTAINER,
         Cause.LOST_MASK,
         Cause.EXTRA_MASK,
         Cause.LOST_INPUT,
@@ -190,6 +193,7 @@ _ALREADY = "The parameters already differed: {clause}{more}."
 _BUFFER_ALREADY = "A buffer already differed: {clause}."
 _BETWEEN = "code of {container}, between the modules it calls"
 _NEVER_COMES = "the gradient of {module}'s {part} {path} never comes"
+_PASSES = "a gradient comes to {module}'s {part} {path}"
 _COMES = "a gradient comes to {module}'s parameter {path}"
 
 CAUSES: dict[Cause, CauseWording] = {
@@ -354,6 +358,12 @@ CAUSES: dict[Cause, CauseWording] = {
         f"{{but_in}} {_COMES}, which it does not in the reference{{elsewhere}}.",
         _COMES,
         isolated_verdict="In {where}, {clause}, which it does not in the reference{more}.",
+    ),
+    Cause.EXTRA_IN_CONTAINER: CauseWording(
+        "extra gradient between modules",
+        f"{{but_in}} {_PASSES}, which it does not in the reference: the own code of {{name}} does not cut it off.",
+        f"in {{where}}, {_PASSES}",
+        born_in=f"in the backward of the {_BETWEEN}",
     ),
     Cause.RECOMPUTATION: CauseWording(
         "recomputation of other values",

@@ -11,7 +11,9 @@ from tensortap.mapping.outline import full_name
 __all__ = ["describe_loop", "loop_notes", "moved_parameters"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
-_ONE_SIDED_GRADIENTS = frozenset({Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT})
+_ONE_SIDED_GRADIENTS = frozenset(
+    {Cause.MISSING_GRADIENT, Cause.MISSING_IN_CONTAINER, Cause.EXTRA_GRADIENT, Cause.EXTRA_IN_CONTAINER}
+)
 _OWN_CODE = frozenset({Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.OUTPUT})
 _MOST = 3
 _SHARED = "torch"
