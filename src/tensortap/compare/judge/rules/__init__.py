@@ -267,7 +267,10 @@ def is_doubtful_rounding(pair: JudgedPair, error: float) -> bool:
     structure = pair.evidence.structure
     users = structure.users_of_own(pair.row) if pair.kind == "param_grad" else []
     by_container = pair.is_made_by_container or any(call.module != structure.module[pair.row] for call in users)
-    return error <= (MOST_ASSUMED if by_container else _FEW_ROUNDINGS * rounding)
+    # The gradient of one input is made from differences of another one, as that of points at which it is sampled.
+    call = structure.call_of(pair.row) if pair.kind == "grad_input" else None
+    of_several = call is not None and len(call.of("grad_input")) > 1
+    return error <= (MOST_ASSUMED if by_container or of_several else _FEW_ROUNDINGS * rounding)
 
 
 def _roundings_of_partial_sums(pair: JudgedPair) -> float:
