@@ -185,6 +185,13 @@ def test_perturbations_are_one_epsilon_and_reproducible() -> None:
     assert perturbation.apply(integers, KEY) is integers
 
 
+def test_codes_that_a_model_is_given_are_not_perturbed() -> None:
+    """Labels that are left out, or a mask: code may ask for the very number."""
+    values, perturbation = np.array([-100.0, 1.0, 0.5], np.float32), Perturbation(0, 1, lambda key: None)
+    assert (perturbation.apply(values, KEY._replace(module="")) == values).tolist() == [True, True, False]
+    assert (perturbation.apply(values, KEY) != values).all()
+
+
 def test_a_noise_file_is_only_overwritten_on_request(tmp_path: Path) -> None:
     path = tt.noise(model(), step, tmp_path / "noise", seeds=1)
     with pytest.raises(tt.TensortapError, match="overwrite=True"):

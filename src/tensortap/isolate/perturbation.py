@@ -29,7 +29,11 @@ class Perturbation:
         self._coarsest = coarsest
 
     def apply(self, values: npt.NDArray[Any], key: Key) -> npt.NDArray[Any]:
-        """Return the perturbed values. Zeros, integers, booleans, NaN and infinities stay unchanged."""
+        """Return the perturbed values.
+
+        Zeros, integers, booleans, NaN and infinities stay unchanged. So do whole numbers that the model itself is
+        given: they may be codes, such as masks and labels that are left out.
+        """
         names = (dtypes.name_of(values.dtype), self._coarsest(key) or "")
         own, coarse = (EPSILON.get(name, 0.0) for name in names)
         if not own:
@@ -39,4 +43,7 @@ class Perturbation:
         with np.errstate(all="ignore"):
             wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
             moved: npt.NDArray[Any] = (wide * (1.0 + steps)).astype(values.dtype)
-            return np.where(np.isfinite(moved), moved, values)
+            stays = ~np.isfinite(moved)
+            if key.kind == "input" and not key.module:
+                stays |= wide == np.round(wide)
+            return np.where(stays, values, moved)
