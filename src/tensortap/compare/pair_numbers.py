@@ -21,6 +21,7 @@ from tensortap.compare.measure.masks import (
 )
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.movement import ReferenceMovement
+from tensortap.compare.measure.selections import other_rows_between
 from tensortap.compare.measure.step_noise import step_noise_between
 from tensortap.compare.without_hidden import hidden_positions, scope_of
 
@@ -67,6 +68,9 @@ def pairs_of(matched: Matched) -> Pairs:
         in_other_order=measures.in_other_order,
         other_lengths=_other_lengths(left, right, alignment, measures.reshaped),
         kink_of=kinks_between(left, right, alignment),
+        selects_other_rows=other_rows_between(
+            *(left, right, alignment), lambda pair: hidden.get(scope_of(matched, pair))
+        ),
         including_activation={fusion.reference[0] for fusion in matched.fusions.found},
         step_noise_of=step_noise_between(left, right, alignment),
         keeps_gradients=_keeps_gradients(left, right, alignment),

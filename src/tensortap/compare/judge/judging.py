@@ -398,7 +398,8 @@ class PairJudge:
         if kind in ("input", "output"):
             # Summaries show no positions: what still has some may be wrong at others.
             hidden = (UNREAD_POSITIONS, EXTREMES_AGREE)[: 1 + (not self.pairs.dimensions[row])]
-            return any(each in self._after_hidden or limits.get(each) in hidden for each in sources)
+            differ = [each for each in sources if each in self._after_hidden or limits.get(each) in hidden]
+            return bool(differ) and not self.pairs.selects_other_rows(row, differ)
         call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
         return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +65,8 @@ class Pairs:
     """Reshaped pairs that differ in the length of their first axis alone, as the tokens of an expert do."""
     kink_of: Callable[[int], CrossedKink | None] = lambda pair: None
     """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
+    selects_other_rows: Callable[[int, Iterable[int]], bool] = lambda pair, sources: False
+    """Whether each side of a pair consists of rows of one of these pairs, and the two sides of other rows."""
     choices: ChoiceSource | None = None
     """Tells how choices of experts differ; None if ties of routers are not looked for."""
     step_noise_of: Callable[[int], float | None] = lambda pair: None

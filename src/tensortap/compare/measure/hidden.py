@@ -138,6 +138,14 @@ class HiddenPositions:
             self._in_copies.add(length)
         return length in self._in_copies
 
+    def rows(self, shape: tuple[int, ...]) -> set[int] | None:
+        """Return which rows of a tensor, along its last axis, are at hidden positions; None if it has no such axes."""
+        for positions in self._known.values():
+            where = along(positions, shape)
+            if where is not None:
+                return set(np.flatnonzero(np.broadcast_to(where, shape)[..., 0]).tolist())
+        return None
+
     def overlay(self, ours: Array, theirs: Array) -> Array:
         """Return the candidate's tensor with the reference's elements at the hidden positions, if it has their axes."""
         for positions in self._known.values():
