@@ -6,6 +6,7 @@
     python benchmarks/field.py --only mask --setting attention -v # mistakes whose name contains a word
     python benchmarks/field.py --no-mistakes --json right.json    # right pairs alone
     python benchmarks/field.py --further --all                    # right pairs of further families
+    python benchmarks/field.py --edits 3 --seed 7 --all           # random edits of the models' code, no right pairs
     python benchmarks/field.py --processes 2 --json after.json --resume --against before.json
 
 Settings: float32; gemm (every sum of the candidate is computed in another order); bf16 (the same in bfloat16, with a
@@ -39,6 +40,7 @@ from field.bench.ported import PORTED
 from field.bench.right import RIGHT, Right
 from field.bench.settings import SETTINGS
 from field.kit.mistake import Mistake
+from field.kit.mutations import mutations
 from field.sets import EVERY, FAMILIES, FURTHER
 from field.zoo import MISTAKES
 
@@ -57,6 +59,8 @@ def main() -> None:
     parser.add_argument("--mistakes", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--right", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ported", action=argparse.BooleanOptionalAction, default=False, help="torch to paddle")
+    parser.add_argument("--edits", type=int, default=0, help="so many random edits of each family's code instead")
+    parser.add_argument("--seed", type=int, default=0, help="which edits are drawn")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of mistakes at once, isolated")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all outcomes, after each part")
@@ -64,6 +68,8 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="outcomes of an earlier run: print what changed")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every sentence that is not right")
     options = parser.parse_args()
+    if options.edits:
+        options.right = False
     if options.resume and not options.json:
         parser.error("--resume needs --json, the file to go on from")
     outcomes = measured(options)
@@ -144,7 +150,7 @@ def _cases(
 ) -> Iterator[Callable[[], Outcome]]:
     if not options.mistakes or not SETTINGS[setting].suits(family):
         return
-    for mistake in MISTAKES:
+    for mistake in mutations(family, options.edits, options.seed) if options.edits else MISTAKES:
         if mistake.family == family and options.only in mistake.name and (setting != "bf16" or mistake.in_short):
             yield lambda mistake=mistake: _guarded(mistake, bench, setting, way)
 

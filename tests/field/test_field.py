@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 from field.bench.measuring import Bench, Outcome
 from field.bench.right import RIGHT
 from field.kit.mistake import Mistake, every
+from field.kit.mutations import mutations
 from field.kit.patches import optimizes, trains
 from field.kit.running import training_of
 from field.sets import FAMILIES
@@ -144,6 +145,15 @@ def test_a_mistake_is_named_exactly(bench: Bench, family: str, name: str, settin
     (mistake,) = [each for each in MISTAKES if (each.family, each.name) == (family, name)]
     outcome = bench.judged(mistake, setting, way)
     assert outcome.outcome == "exact", str(outcome)
+
+
+@pytest.mark.parametrize("way", ["summary", "isolated"])
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_random_edits_of_a_models_code_are_named(bench: Bench, family: str, way: str) -> None:
+    drawn = mutations(family, 3, seed=0)
+    assert len(drawn) == 3 and len({mistake.name for mistake in drawn}) == 3
+    outcomes = [bench.judged(mistake, "float32", way) for mistake in drawn]
+    assert not (said := failures(outcomes, "exact")), said
 
 
 def test_a_router_that_sorts_tokens_is_named(bench: Bench) -> None:

@@ -156,6 +156,107 @@ def test_free_runs_name_the_code_that_detached_it(
         assert f"{named_module or '(root)'} cuts it off" in result.sentence
 
 
+class Passing(nn.Module):
+    """Passes on what the module inside returns, as it is or in another shape."""
+
+    def __init__(self, inner: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.inner, self.shape = inner, shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y.view(self.shape) if self.shape else y
+
+
+class Stacked(nn.Module):
+    """Modules in modules, around the only one that has parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = Passing(Passing(nn.Linear(8, 8)), 2, 2, 8)
+        self.body = Passing(Passing(Passing(nn.Linear(8, 8), 2, 16)), 4, 8)
+        self.places, self.head = torch.randn(2, 2, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body((self.embed(x) + self.places).view(4, 8)))
+
+
+@pytest.mark.parametrize("spoil", [input_detached, output_detached])
+@pytest.mark.parametrize("module", ["embed", "embed.inner", "body", "body.inner", "body.inner.inner"])
+def test_the_innermost_module_that_detached_it_is_reported(
+    module: str, spoil: Spoil, run_path: Path, tmp_path: Path
+) -> None:
+    if module.startswith("embed") and spoil is input_detached:
+        pytest.skip("the model's own input needs no gradient")
+    reference, model = captured(Stacked(), run_path), spoilt(Stacked, module, spoil)
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == [module], check.result.sentence
+    candidate = captured(spoilt(Stacked, module, spoil), tmp_path / "candidate", keep="summary")
+    result = tt.compare(reference, candidate)
+    first = result.first
+    assert first is not None and (first.module if first.container is None else first.container) == module
+
+
+class Reusing(nn.Module):
+    """Calls one module twice, the second time with what may be detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.mlp, self.last = (
+            nn.Linear(8, 8),
+            nn.Tanh(),
+            Passing(nn.Linear(8, 8)),
+            nn.Linear(8, 8),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.first(x))
+        return self.last(hidden + self.act(self.mlp(hidden)))
+
+
+def test_the_other_calls_of_a_module_are_not_taken_for_detached(run_path: Path, tmp_path: Path) -> None:
+    reference = captured(Reusing(), run_path)
+    result = tt.compare(reference, captured(spoilt(Reusing, "mlp", output_detached), tmp_path / "candidate"))
+    assert result.first is not None and (result.first.module, result.first.container) == ("mlp", None)
+
+
+class Borrowing(nn.Module):
+    """Calls a part of a module before the module itself."""
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.mix(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.text, self.image = Borrowing.Text(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.text(self.text.embed(x) + self.image(x))
+
+
+def embedded_without_gradient(model: Any) -> None:
+    model.forward = lambda x: model.text(model.text.embed(x).detach() + model.image(x))
+
+
+def test_the_caller_of_a_borrowed_module_is_reported(run_path: Path, tmp_path: Path) -> None:
+    reference, model = captured(Borrowing(), run_path), Borrowing()
+    embedded_without_gradient(model)
+    result = tt.compare(reference, captured(model, tmp_path / "candidate"))
+    assert result.first is not None and result.first.container == "", result.sentence
+    with tt.check(model, reference) as check:
+        step(model)
+    assert named(check.result) == [""], check.result.sentence
+
+
 def test_a_run_notes_what_autograd_does_not_reach(run_path: Path) -> None:
     facts = tt.open(captured(spoilt(plain, "2", output_detached), run_path)).loop()
     assert facts.value("detached", 0, "2") == {"outputs": ["0"]}

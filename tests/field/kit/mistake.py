@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from field.sets import FAMILIES
+from field.sets import EVERY
 
 from .patches import Apply, edits, has
 from .running import Training, training_of
@@ -48,12 +48,12 @@ class Mistake:
 
     @property
     def held_out(self) -> bool:
-        return FAMILIES[self.family].held_out
+        return EVERY[self.family].held_out
 
     @property
     def in_short(self) -> bool:
         """Whether it is a mistake in bfloat16, too."""
-        return self.kind != "precision" and FAMILIES[self.family].short
+        return self.kind != "precision" and EVERY[self.family].short
 
 
 def _owners(family: str, concerned: Callable[[str, nn.Parameter], bool]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.random_draws import without_out_of_step
 from tensortap.compare.judge.structure import CallRows, Structure
-from tensortap.core.records import WRONG_STATUSES, Finding, Key
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding, Key
 
 __all__ = ["Attributor", "isolated_findings"]
 
@@ -128,6 +128,8 @@ class Attributor:
         if kind == "grad_output" and self._lacks_a_gradient_around(row):
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_gradient_beside(row):
+            return True
+        if kind == "grad_output" and self.explained and self._lacks_a_share_of_code_around(row):
             return True
         if kind == "grad_output" and row in self.own and (self._is_misused_inside(row) or self._is_misused_around(row)):
             return True
@@ -247,6 +249,20 @@ class Attributor:
             for path in paths
         )
 
+    def _lacks_a_share_of_code_around(self, row: int) -> bool:
+        """Whether a module, or one around it, has detached one of its own outputs, such as an auxiliary loss made of
+        values from modules inside: these lack the share of their gradient that came by way of that output."""
+        around = self.structure.call_of(row)
+        while around is not None:
+            _, step, micro = around.scope
+            for path in (self.structure.path[output] for output in around.of("output")):
+                lost = Key(step, micro, "backward", around.module, around.number, "grad_output", path)
+                detached = self.isolation.is_cut_off(around, "output", path) or self.isolation.is_outside(around, path)
+                if detached and lost in self.only_reference:
+                    return True
+            around = around.parent
+        return False
+
     @cached_property
     def _has_wrong_forward(self) -> bool:
         rows = np.flatnonzero(self.judgement.having(*WRONG_STATUSES)).tolist()
@@ -331,7 +347,7 @@ class Attributor:
 
     def _is_misused_inside(self, row: int) -> bool:
         """Whether a module uses one of its outputs inside, as a list of hidden states, and a module that it gives this
-        output to computes something wrong with it: that one is named by what it computes."""
+        output to computes something wrong with it, or lacks a gradient inside: that one is named by what it does."""
         call = self.structure.call_of(row)
         if call is None:
             return False
@@ -342,7 +358,14 @@ class Attributor:
             if user is not call and is_within(user.module, call.module)
         ]
         made = [r for user in users for r in (*user.of("output"), *(i for c in user.children for i in c.of("input")))]
-        return any(self._wrong(each) for each in made)
+        if any(self._wrong(each) for each in made):
+            return True
+        lacking = [key for key in self.only_reference if key.kind in GRADIENT_KINDS] if self.explained else []
+        return any(
+            key.step == user.scope[1] and (key.module == user.module or is_within(key.module, user.module))
+            for key in lacking
+            for user in users
+        )
 
     def _is_misused_around(self, row: int) -> bool:
         """Whether a module that uses one of its outputs inside returns what it should, and the code that calls it makes

@@ -13,6 +13,7 @@ from tensortap.compare.judge.detached import DetachedKeys, knows_detached
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import CallsWithoutGradient
 from tensortap.compare.judge.loss_terms import lost_terms
+from tensortap.compare.judge.newly_detached import find_newly_detached
 from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
@@ -58,7 +59,8 @@ def find_missing_in_isolation(
         for row, key in missing
         if (key.step, key.micro, key.module) not in further or key.kind == "param_grad"
     ]
-    return _find_ends(matched, structure, isolation, missing, wrong=wrong)
+    cuts = _find_cuts(matched, structure, isolation, missing)
+    return cuts or _find_ends(matched, structure, isolation, missing, wrong=wrong)
 
 
 def _called_further(matched: Matched) -> set[tuple[int, int, str]]:
@@ -142,7 +144,7 @@ def find_missing_gradients(
         outside = DetachedKeys(matched, {"output": "outputs_of_detached"})
         isolation = Isolation(callers=callers, cut_off=cut_off, outside=outside)
     by_names = matched.plan is None and not knows_detached(matched)
-    ends: dict[int, Finding] = {}
+    ends = _find_cuts(matched, structure, isolation, missing)
     for rows in (certain, missing):
         ends = ends or _find_ends(matched, structure, isolation, rows, by_names)
     return ends or {row: _missing_finding(matched, row, key, None)}
@@ -388,6 +390,8 @@ def _find_ends(
     for (row, key), is_reached in zip(rows, reached, strict=True):
         if key.module in named:
             continue
+        if named and key.kind != "grad_output" and (*key[:5], "grad_output") in missing:
+            continue  # one of its outputs gets none, either
         if (
             by_names
             and key.kind == "grad_output"
@@ -404,12 +408,45 @@ def _find_ends(
             module = key.module if is_reached else None
         if module is None or module in named:
             continue
-        # A gradient that ends inside a module never reaches the modules before it: containers are not to blame.
-        if key.kind != "param_grad" and module in around:
+        # A gradient that ends inside a module never reaches the modules before it: containers are not to blame, nor are
+        # their own parameters, where the module inside sends nothing back.
+        if module in around and (key.kind != "param_grad" or _is_starved(key, module, named, missing, lost)):
             continue
         named.add(module)
         around.update(_around(module))
         found[row] = _missing_finding(matched, row, key, module if module != key.module else None)
+    return found
+
+
+def _is_starved(
+    key: Key,
+    container: str,
+    named: Collection[str],
+    missing: Collection[tuple[object, ...]],
+    lost: Collection[Key] | None,
+) -> bool:
+    """Whether a module inside a container is known to cut a gradient off and sends none back, so that what the
+    container makes of its own parameters may get none."""
+    inside = {module for module in named if is_within(module, container)}
+    if lost is None:
+        return bool(inside)
+    return any(place[:3] == key[:3] and place[3] in inside and place[5] == "grad_input" for place in missing)
+
+
+def _find_cuts(
+    matched: Matched, structure: Structure, isolation: Isolation, rows: Sequence[tuple[int, Key]]
+) -> dict[int, Finding]:
+    """Return findings for the modules whose own code detached a value, by the reference's rows of gradients that never
+    come because of it."""
+    if not rows:
+        return {}
+    cuts = find_newly_detached(matched, structure, isolation, pass_of(matched.reference, rows[0][0]))
+    found: dict[int, Finding] = {}
+    for cut in cuts:
+        of_cut = [(row, key) for row, key in rows if key in cut.gradients]
+        row, key = (of_cut or rows)[0]
+        if row not in found:
+            found[row] = _missing_finding(matched, row, key, cut.module if cut.module != key.module else None)
     return found
 
 

@@ -169,8 +169,10 @@ class StepStructure:
                 outer = by_place.get((call.scope, name))
                 if outer is None:
                     continue
-                # Calls of one module do not overlap: the first that ends later contains this one.
+                # Calls of one module do not overlap: the first that ends later contains this one, unless it begins
+                # later, as where code around calls a part of a module first. Only inputs show when a call begins.
                 around = [c for c in outer if c.end >= call.end and c is not call]
+                around = [c for c in around if c.begin <= call.begin or "input" not in c.rows]
                 if around:
                     call.put_into(around[0] if len(around) == 1 else min(around, key=attrgetter("end")))
                     break
