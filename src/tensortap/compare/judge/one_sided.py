@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from math import prod
 
 import numpy as np
 
@@ -555,14 +556,23 @@ def _gets_less(
 def _is_returned_without(
     key: Key, structure: Structure, calls: Sequence[CallRows], missing: Collection[tuple[object, ...]]
 ) -> bool:
-    """Whether the module around returns the same tensor, and gets no gradient for it, either: it ended further on."""
+    """Whether the module around returns the same tensor, and gets no gradient for it, either: it ended further on.
+
+    Not if that module is the model and the gradient of a loss that it returns comes: its own code makes the loss.
+    """
     tensors = {structure.tensor[r] for call in calls for r in call.of("output") if structure.path[r] == key.path}
     around = [call.parent for call in calls if call.parent is not None]
+    around = [each for each in around if each.parent is not None or not _gets_a_loss(each, structure)]
     returned = [each for each in around if any(structure.tensor[r] in tensors for r in each.of("output"))]
     return any(
         (each.scope[1], each.scope[2], "backward", each.module, each.number, "grad_output") in missing
         for each in returned
     )
+
+
+def _gets_a_loss(call: CallRows, structure: Structure) -> bool:
+    """Whether a call is sent the gradient of a single number."""
+    return any(prod(structure.shape(row)) == 1 for row in call.of("grad_output"))
 
 
 def _find_detacher(
