@@ -265,20 +265,18 @@ class DeviceRecorder:
             device_reader.close()
 
     def send(self) -> None:
-        """Start to copy the devices' results to the host, and give their rows to the index."""
-        self._start_copies()
-        self._send_pending()
-
-    def _start_copies(self) -> None:
+        """Start to copy the devices' results to the host, and give all rows to the index."""
         for device_reader in self._device_readers:
             device_reader.end_step()
-
-    def _send_pending(self) -> None:
+        self._end_host_step()
         if self._pending is not None:
             self._pending.seal()  # results on a device may be overwritten now
             if len(self._pending):  # there is none if the first tensor failed
                 self._writer.append_rows(self._pending)
             self._pending = None
+
+    def _end_host_step(self) -> None:
+        """Give the rows of tensors in host memory to the index, and recognise none of them later."""
 
 
 def must_put(location: Location | None, keep: Keep) -> bool:

@@ -195,13 +195,10 @@ class Recorder(DeviceRecorder):
         self._gradients.clear()
         self.send()
 
-    def send(self) -> None:
-        """Start to copy the devices' results to the host, and give all rows to the index."""
-        self._start_copies()
+    def _end_host_step(self) -> None:
         self._known.clear()
         self._copies.forget()
         self._send_host_rows()
-        self._send_pending()
 
     def _record_placed(
         self,

@@ -3,23 +3,34 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from tensortap.compare.align.side import Side
 from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 
-__all__ = ["DetachedKeys", "knows_detached"]
+__all__ = ["DetachedKeys", "detached_paths", "knows_detached", "notes_detached"]
 
 
 def knows_detached(matched: Matched) -> bool:
     """Whether the candidate noted such values."""
-    run = matched.candidate.run
-    return matched.plan is None and any("detached" in run.loop(rank).names() for rank in matched.candidate.ranks)
+    return matched.plan is None and notes_detached(matched.candidate)
+
+
+def notes_detached(side: Side) -> bool:
+    """Whether a run noted such values."""
+    return any("detached" in side.run.loop(rank).names() for rank in side.ranks)
+
+
+def detached_paths(side: Side, ranks: Iterable[int], step: int, module: str, *lists: str) -> set[str]:
+    """Return the paths in some of the lists that a run noted of a module in a step."""
+    facts = [side.run.loop(rank).value("detached", step, module) for rank in ranks]
+    return {path for fact in facts if fact is not None for name in lists for path in _strings(fact.get(name))}
 
 
 @dataclass(frozen=True)
@@ -38,11 +49,9 @@ class DetachedKeys:
         module = self._modules.get(key.module)
         return module is not None and key.path in self._paths(key.step, module, self.lists[key.kind])
 
-    def _paths(self, step: int, module: str, name: str) -> set[Any]:
-        theirs = self._steps.get(step, step)
-        run = self.matched.candidate.run
-        facts = [run.loop(rank).value("detached", theirs, module) for rank in self.matched.candidate.ranks]
-        return {path for fact in facts if fact is not None for path in _strings(fact.get(name))}
+    def _paths(self, step: int, module: str, name: str) -> set[str]:
+        side = self.matched.candidate
+        return detached_paths(side, side.ranks, self._steps.get(step, step), module, name)
 
     @cached_property
     def _modules(self) -> dict[str, str]:

@@ -240,28 +240,24 @@ class Attributor:
         around = None if call is None else call.parent
         if around is None or not (self.explained or self._has_wrong_forward):
             return False
-        _, step, micro = around.scope
-        paths = [self.structure.path[output] for output in around.of("output")]
-        return any(
-            Key(step, micro, "backward", around.module, around.number, "grad_output", path) in self.only_reference
-            and not self.isolation.is_cut_off(around, "output", path)
-            and not self.isolation.is_outside(around, path)
-            for path in paths
-        )
+        return any(not self.isolation.is_detached(around, path) for path in self._outputs_without_gradient(around))
 
     def _lacks_a_share_of_code_around(self, row: int) -> bool:
         """Whether a module, or one around it, has detached one of its own outputs, such as an auxiliary loss made of
         values from modules inside: these lack the share of their gradient that came by way of that output."""
         around = self.structure.call_of(row)
         while around is not None:
-            _, step, micro = around.scope
-            for path in (self.structure.path[output] for output in around.of("output")):
-                lost = Key(step, micro, "backward", around.module, around.number, "grad_output", path)
-                detached = self.isolation.is_cut_off(around, "output", path) or self.isolation.is_outside(around, path)
-                if detached and lost in self.only_reference:
-                    return True
+            if any(self.isolation.is_detached(around, path) for path in self._outputs_without_gradient(around)):
+                return True
             around = around.parent
         return False
+
+    def _outputs_without_gradient(self, call: CallRows) -> Iterator[str]:
+        """Yield the paths of a call's outputs of which only the reference has the gradient."""
+        _, step, micro = call.scope
+        for path in (self.structure.path[output] for output in call.of("output")):
+            if Key(step, micro, "backward", call.module, call.number, "grad_output", path) in self.only_reference:
+                yield path
 
     @cached_property
     def _has_wrong_forward(self) -> bool:
@@ -490,12 +486,8 @@ class Attributor:
         call = self.structure.call_of(row)
         if call is None:
             return None
-        _, step, micro = call.scope
-        for path in (self.structure.path[output] for output in call.of("output")):
-            lost = Key(step, micro, "backward", call.module, call.number, "grad_output", path)
-            if self.isolation.is_cut_off(call, "output", path) and lost in self.only_reference:
-                return call.module
-        return None
+        lost = self._outputs_without_gradient(call)
+        return call.module if any(self.isolation.is_cut_off(call, "output", path) for path in lost) else None
 
     def _lacks_a_gradient_beside(self, row: int) -> bool:
         """Whether another output of the module that made a gradient's tensor gets none, though the reference's does:
@@ -503,10 +495,7 @@ class Attributor:
         call = self.structure.call_of(self.one_gradient.get(row, (row,))[0])
         if call is None:
             return False
-        _, step, micro = call.scope
-        others = {self.structure.path[output] for output in call.of("output")} - {self.structure.path[row]}
-        keys = (Key(step, micro, "backward", call.module, call.number, "grad_output", path) for path in others)
-        return any(key in self.only_reference for key in keys)
+        return any(path != self.structure.path[row] for path in self._outputs_without_gradient(call))
 
     def _find_wrong_code(self, rows: Sequence[int]) -> str | None:
         """Return the outermost module whose code makes a wrong value beside the tensor that it returns: such a code, as

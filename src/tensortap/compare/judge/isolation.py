@@ -57,6 +57,10 @@ class Isolation:
         _, step, micro = call.scope
         return Key(step, micro, "forward", call.module, call.number, "output", path) in self.outside
 
+    def is_detached(self, call: CallRows, path: str) -> bool:
+        """Whether an output is outside the graph, for either reason."""
+        return self.is_cut_off(call, "output", path) or self.is_outside(call, path)
+
     def cutter(self, call: CallRows, path: str, structure: Structure, lost: Collection[Key] = ()) -> str | None:
         """Return the module that detached an input: the one that returned it detached, or the caller.
 

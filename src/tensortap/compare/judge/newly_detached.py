@@ -6,14 +6,13 @@ detached it: that of the module that returns it, or of the caller that passes it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from tensortap.compare.judge.counterparts import Pass
-from tensortap.compare.judge.detached import DetachedKeys
+from tensortap.compare.judge.detached import DetachedKeys, detached_paths, notes_detached
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.compare.matched import Matched
@@ -34,32 +33,37 @@ class Detached(NamedTuple):
 def find_newly_detached(matched: Matched, structure: Structure, isolation: Isolation, scope: Pass) -> list[Detached]:
     """Return the values of one forward pass that were detached first, in execution order. Values that may be made of
     these are left out. Without the facts of both sides, there are none."""
-    run = matched.reference.run
-    if not isolation.knows_graph or not any("detached" in run.loop(rank).names() for rank in run.ranks):
+    if not isolation.knows_graph or not notes_detached(matched.reference):
         return []
-    search = _Search(matched, structure, isolation, scope)
-    if not isinstance(isolation.cut_off, DetachedKeys):
-        return list(search.found())
-    # Facts are of modules, not of calls: those of modules that are called once are certain.
-    return list(search.found(called_once=True)) or list(_Search(matched, structure, isolation, scope).found())
+    found: list[Detached] = []
+    if isinstance(isolation.cut_off, DetachedKeys):
+        # Facts are of modules, not of calls: those of modules that are called once are certain.
+        found = list(_Search(matched, structure, isolation, scope, called_once=True).found())
+    return found or list(_Search(matched, structure, isolation, scope).found())
 
 
 class _Search:
-    def __init__(self, matched: Matched, structure: Structure, isolation: Isolation, scope: Pass) -> None:
+    """`called_once`: whether values of modules that are called several times in the pass are left out."""
+
+    def __init__(
+        self, matched: Matched, structure: Structure, isolation: Isolation, scope: Pass, called_once: bool = False
+    ) -> None:
         self._matched, self._structure, self._isolation = matched, structure, isolation
-        self._scope = scope
+        self._scope, self._called_once = scope, called_once
+        self._in_reference: dict[tuple[str, str], set[str]] = {}
+        """Paths that the reference detaches, by module and kind."""
         self._tensors: set[int] = set()
         """Numbers of tensors that are newly detached."""
         self._touched: set[CallRows] = set()
         """Calls that were given or have made something newly detached."""
 
-    def found(self, called_once: bool = False) -> Iterator[Detached]:
+    def found(self) -> Iterator[Detached]:
         structure = self._structure
         for row, key in self._values():
             call = structure.calls.get((self._scope, key.module, key.call))
             if call is None or not self._is_newly(key):
                 continue
-            if called_once and len(structure.calls_of_module.get((self._scope, key.module), ())) > 1:
+            if self._called_once and len(structure.calls_of_module.get((self._scope, key.module), ())) > 1:
                 continue
             maker = call if key.kind == "output" else call.parent
             follows = structure.tensor[row] in self._tensors or maker in self._touched
@@ -79,21 +83,14 @@ class _Search:
 
     def _is_newly(self, key: Key) -> bool:
         detached = key in self._isolation.cut_off or (key.kind == "output" and key in self._isolation.outside)
-        return detached and key.path not in self._detached_in_reference(key)
+        return detached and key.path not in self._detached_in_reference(key.module, key.kind)
 
-    def _detached_in_reference(self, key: Key) -> set[Any]:
-        if (key.module, key.kind) not in self._known:
+    def _detached_in_reference(self, module: str, kind: str) -> set[str]:
+        if (module, kind) not in self._in_reference:
             rank, step, _ = self._scope
-            fact = self._matched.reference.run.loop(rank).value("detached", step, key.module) or {}
-            lists: Sequence[Any] = [fact.get("inputs")]
-            if key.kind == "output":
-                lists = [fact.get("outputs"), fact.get("outputs_of_detached")]
-            self._known[key.module, key.kind] = {path for each in lists if isinstance(each, list) for path in each}
-        return self._known[key.module, key.kind]
-
-    @cached_property
-    def _known(self) -> dict[tuple[str, str], set[Any]]:
-        return {}
+            lists = ("inputs",) if kind == "input" else ("outputs", "outputs_of_detached")
+            self._in_reference[module, kind] = detached_paths(self._matched.reference, (rank,), step, module, *lists)
+        return self._in_reference[module, kind]
 
     def _gradients(self, row: int, key: Key) -> Iterator[Key]:
         yield key._replace(phase="backward", kind=f"grad_{key.kind}")

@@ -544,7 +544,7 @@ def _gets_less(
     came = {structure.path[row] for row in call.of("grad_output")}
     for row in call.of("output"):
         path, users = structure.path[row], structure.consumers.get(structure.tensor[row], ())
-        if path in came or isolation.is_cut_off(call, "output", path) or isolation.is_outside(call, path):
+        if path in came or isolation.is_detached(call, path):
             continue
         if any(user.begin > call.end for user in users) or isolation.caller(call) in wrong:
             return True

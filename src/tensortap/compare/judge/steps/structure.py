@@ -171,8 +171,11 @@ class StepStructure:
                     continue
                 # Calls of one module do not overlap: the first that ends later contains this one, unless it begins
                 # later, as where code around calls a part of a module first. Only inputs show when a call begins.
-                around = [c for c in outer if c.end >= call.end and c is not call]
-                around = [c for c in around if c.begin <= call.begin or "input" not in c.rows]
+                around = [
+                    c
+                    for c in outer
+                    if c.end >= call.end and c is not call and (c.begin <= call.begin or "input" not in c.rows)
+                ]
                 if around:
                     call.put_into(around[0] if len(around) == 1 else min(around, key=attrgetter("end")))
                     break
