@@ -10,28 +10,15 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 import tensortap as tt
+from support.padded_attention import LENGTH, ROWS, WIDTH, PaddedAttention, causal_mask, padding_mask
 
-_ROWS, _LENGTH, _WORDS, _WIDTH = 4, 10, 30, 16
-_PADDING = (0, 2, 5, 1)
-
-
-class _Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        scores, mask = q @ k.transpose(1, 2) / 4, attention_mask[:, 0]
-        if mask.dtype == torch.bool:  # a position that sees nothing gets zeros
-            return self.out(scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0) @ v)
-        return self.out((scores + mask).softmax(-1) @ v)  # or the mean of everything
+_WORDS = 30
 
 
 class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.attention, self.mlp = nn.LayerNorm(_WIDTH), _Attention(), nn.Linear(_WIDTH, _WIDTH)
+        self.norm, self.attention, self.mlp = nn.LayerNorm(WIDTH), PaddedAttention(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return x + self.mlp(F.gelu(x + self.attention(self.norm(x), attention_mask=attention_mask)))
@@ -41,14 +28,11 @@ class _Decoder(nn.Module):
     def __init__(self, boolean: bool) -> None:
         super().__init__()
         self.boolean = boolean
-        self.embed, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.embed, self.head = nn.Embedding(_WORDS, WIDTH), nn.Linear(WIDTH, _WORDS)
         self.blocks = nn.ModuleList(_Block() for _ in range(4))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        causal = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril()
-        mask = causal & attention_mask.bool()[:, None, None, :]
-        if not self.boolean:
-            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        mask = causal_mask(attention_mask, self.boolean)
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, attention_mask=mask)
@@ -61,8 +45,8 @@ def built(boolean: bool, reads: bool) -> tuple[_Decoder, dict[str, Tensor]]:
     """Return a model and its batch."""
     torch.manual_seed(0)
     model = _Decoder(boolean)
-    tokens = torch.randint(1, _WORDS, (_ROWS, _LENGTH))
-    mask = (torch.arange(_LENGTH) >= torch.tensor(_PADDING)[:, None]).long()
+    tokens = torch.randint(1, _WORDS, (ROWS, LENGTH))
+    mask = padding_mask()
     labels = tokens.masked_fill(mask == 0, -100)
     if not reads:  # the first token of a text is predicted from the last padding before it
         labels = labels.scatter(1, mask.argmax(1, keepdim=True), -100)
@@ -143,7 +127,7 @@ class _Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.layers = nn.Linear(_WIDTH, 3), nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
+        self.gate, self.layers = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
@@ -172,18 +156,18 @@ def test_hidden_positions_among_the_tokens_of_an_expert_are_no_divergence(tmp_pa
     assert found.verdict == "match", found.sentence
 
 
-class _Fused(_Attention):
+class _Fused(PaddedAttention):
     """Returns the mean of everything where nothing is seen, and sends back more to it, as fused kernels do."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         mask = attention_mask[:, 0]
         weights = (q @ k.transpose(1, 2) / 4 + mask).softmax(-1)
-        more = weights * (_LENGTH - 1) * (mask < 0).all(-1, keepdim=True)
+        more = weights * (LENGTH - 1) * (mask < 0).all(-1, keepdim=True)
         return self.out((weights + more) @ v - (more @ v).detach())
 
 
-class _WrongBackward(_Attention):
+class _WrongBackward(PaddedAttention):
     """The very same forward, to the last bit."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
@@ -193,7 +177,7 @@ class _WrongBackward(_Attention):
         return self.out((q @ k.transpose(1, 2) / 4 + attention_mask[:, 0]).softmax(-1) @ v)
 
 
-def record_attention(path: Path, cls: type[_Attention], keep: str, kinds: tuple[str, ...]) -> Path:
+def record_attention(path: Path, cls: type[PaddedAttention], keep: str, kinds: tuple[str, ...]) -> Path:
     model, batch = built(False, True)
     for block in model.blocks:
         assert isinstance(block, _Block)
@@ -206,7 +190,7 @@ def record_attention(path: Path, cls: type[_Attention], keep: str, kinds: tuple[
 @pytest.mark.parametrize("kinds", [("input", "output", "grad_output", "param_grad"), ("input", "output", "param_grad")])
 @pytest.mark.parametrize("keep", ["summary", "tensors"])
 def test_attention_may_differ_in_its_backward_alone(tmp_path: Path, keep: str, kinds: tuple[str, ...]) -> None:
-    reference = record_attention(tmp_path / "a", _Attention, keep, kinds)
+    reference = record_attention(tmp_path / "a", PaddedAttention, keep, kinds)
     found = tt.compare(reference, record_attention(tmp_path / "b", _Fused, keep, kinds))
     assert found.verdict == "incomparable", found.sentence
     assert "the loss reads positions that a mask hides" in found.sentence

@@ -11,37 +11,19 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 import tensortap as tt
+from support.padded_attention import LENGTH, ROWS, WIDTH, PaddedAttention, causal_mask, padding_mask
 from tensortap.compare.measure.selections import _are_the_same, selected_rows
-
-_ROWS, _LENGTH, _WIDTH = 4, 10, 16
-_PADDING = (0, 2, 5, 1)
-
-
-class _Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        scores, mask = q @ k.transpose(1, 2) / 4, attention_mask[:, 0]
-        if mask.dtype == torch.bool:  # a position that sees nothing gets zeros
-            return self.out(scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0) @ v)
-        return self.out((scores + mask).softmax(-1) @ v)  # or the mean of everything
 
 
 class _Classifier(nn.Module):
     def __init__(self, boolean: bool, picked: int) -> None:
         super().__init__()
         self.boolean, self.picked = boolean, picked
-        self.embed, self.norm, self.head = nn.Embedding(30, _WIDTH), nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, 3)
-        self.attention = nn.ModuleList(_Attention() for _ in range(2))
+        self.embed, self.norm, self.head = nn.Embedding(30, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+        self.attention = nn.ModuleList(PaddedAttention() for _ in range(2))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        causal = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril()
-        mask = causal & attention_mask.bool()[:, None, None, :]
-        if not self.boolean:
-            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        mask = causal_mask(attention_mask, self.boolean)
         x = self.embed(tokens)
         for attention in self.attention:
             x = x + attention(x, attention_mask=mask)
@@ -52,10 +34,10 @@ def captured(path: Path, boolean: bool, picked: int = -1) -> Path:
     torch.manual_seed(0)
     model = _Classifier(boolean, picked)
     random = torch.Generator().manual_seed(1)
-    mask = (torch.arange(_LENGTH) >= torch.tensor(_PADDING)[:, None]).long()
-    tokens = torch.randint(1, 30, (_ROWS, _LENGTH), generator=random) * mask
+    mask = padding_mask()
+    tokens = torch.randint(1, 30, (ROWS, LENGTH), generator=random) * mask
     with tt.capture(model, path, keep="tensors"):
-        F.cross_entropy(model(tokens, mask), torch.arange(_ROWS) % 3).backward()
+        F.cross_entropy(model(tokens, mask), torch.arange(ROWS) % 3).backward()
     return path
 
 
