@@ -51,7 +51,7 @@ static int make_names(void)
     X(PlannedCall, recomputing) X(PlannedCall, outermost) X(PlannedCall, inputs) X(PlannedCall, input_slots)          \
     X(PlannedCall, reached_inputs) X(PlannedCall, end) X(PlannedEnd, outputs) X(PlannedEnd, output_slots)             \
     X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks) X(ModuleCall, autograd)          \
-    X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, plain) X(Template, arguments)       \
+    X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, arguments)                          \
     X(Template, text) X(Site, name) X(HookGuard, interrupt) X(HookGuard, listening) X(HookGuard, lock)                \
     X(HookGuard, seconds)                                                                                             \
     X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number) X(SlotPlacement, shape)

@@ -162,11 +162,11 @@ static int note_arguments(Follower *self, PyObject *planned, PyObject *template,
     PyObject *last = PyDict_GetItemWithError(self->arguments, GET(Site, site, name));
     int differs;
     if (last == NULL) {
-        differs = PyErr_Occurred() ? -1 : PyObject_IsTrue(GET(Template, template, plain));
+        differs = PyErr_Occurred() ? -1 : PyObject_IsTrue(GET(Template, template, arguments));
     }
     else {
         int same = is_equal(last, GET(Template, template, text));
-        differs = same < 0 ? -1 : !same || GET(Template, template, arguments) == Py_None;
+        differs = same < 0 ? -1 : !same;
     }
     if (differs < 1) {
         return differs;

@@ -4,9 +4,34 @@
 
 #include "common.h"
 
-enum { TENSOR, EQUAL, ALIKE, SEQUENCE, MAPPING }; /* see capture.watching.templates.Node */
+enum { TENSOR, EQUAL, ALIKE, SEQUENCE, MAPPING, FIELDS, FLOAT }; /* see capture.watching.templates.Node */
 
 static int collect_all(const Plain *plain, PyObject *values, PyObject *nodes, PyObject *found);
+
+/* Whether two floats are the same number: -0.0 equals 0.0, but is another one. */
+static int same_bits(PyObject *value, PyObject *known)
+{
+    double both[2] = {PyFloat_AS_DOUBLE(value), PyFloat_AS_DOUBLE(known)};
+    return !memcmp(&both[0], &both[1], sizeof *both);
+}
+
+/* The attributes of a value with these names, as a list; None for one that it lacks. */
+static PyObject *read_fields(PyObject *value, PyObject *names)
+{
+    PyObject *parts = PyList_New(0);
+    for (Py_ssize_t i = 0; parts != NULL && i < PyList_GET_SIZE(names); i++) {
+        PyObject *part = PyObject_GetAttr(value, PyList_GET_ITEM(names, i));
+        if (part == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear();
+            part = Py_NewRef(Py_None);
+        }
+        if (part == NULL || PyList_Append(parts, part)) {
+            Py_CLEAR(parts);
+        }
+        Py_XDECREF(part);
+    }
+    return parts;
+}
 
 /* Append the tensors of a value to `found`; whether the value is as `node` says. */
 static int collect(const Plain *plain, PyObject *value, PyObject *node, PyObject *found)
@@ -19,25 +44,35 @@ static int collect(const Plain *plain, PyObject *value, PyObject *node, PyObject
     if (what == EQUAL) {
         return value == known ? 1 : Py_TYPE(value) != Py_TYPE(known) ? 0 : PyObject_RichCompareBool(value, known, Py_EQ);
     }
+    if (what == FLOAT) {
+        return value == known || (PyFloat_CheckExact(value) && same_bits(value, known));
+    }
     if ((PyObject *)Py_TYPE(value) != known) {
         return 0;
     }
     if (what == ALIKE) {
         return 1;
     }
+    PyObject *second = PyTuple_GET_ITEM(node, 2);
     if (what == SEQUENCE) {
-        return collect_all(plain, value, PyTuple_GET_ITEM(node, 2), found);
+        return collect_all(plain, value, second, found);
     }
-    PyObject *keys = PySequence_List(value);
-    int same = keys == NULL ? -1 : PyObject_RichCompareBool(keys, PyTuple_GET_ITEM(node, 2), Py_EQ);
-    Py_XDECREF(keys);
-    if (same < 1) {
-        return same;
+    PyObject *parts;
+    if (what == FIELDS) {
+        parts = read_fields(value, second);
+    } else {
+        PyObject *keys = PySequence_List(value);
+        int same = keys == NULL ? -1 : collect_all(plain, keys, second, found);
+        Py_XDECREF(keys);
+        if (same < 1) {
+            return same;
+        }
+        PyObject *view = PyObject_CallMethodNoArgs(value, s_values);
+        parts = view == NULL ? NULL : PySequence_List(view);
+        Py_XDECREF(view);
     }
-    PyObject *view = PyObject_CallMethodNoArgs(value, s_values), *values = view == NULL ? NULL : PySequence_List(view);
-    Py_XDECREF(view);
-    same = values == NULL ? -1 : collect_all(plain, values, PyTuple_GET_ITEM(node, 3), found);
-    Py_XDECREF(values);
+    int same = parts == NULL ? -1 : collect_all(plain, parts, PyTuple_GET_ITEM(node, 3), found);
+    Py_XDECREF(parts);
     return same;
 }
 

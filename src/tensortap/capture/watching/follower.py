@@ -168,7 +168,7 @@ class Follower:
             self._work.begin_planned(planned, tensors)
         if planned.watched and not call.recomputed:
             template, last = planned.inputs, self._arguments.get(site.name)
-            if (template.plain or last is not None) and (last != template.text or template.arguments is None):
+            if (template.arguments or last is not None) and last != template.text:
                 self._work.note_planned_arguments(planned)
         self._record(planned.input_slots, tensors)
         return True

@@ -161,10 +161,25 @@ class PlannedWatcher(Watcher):
         return super()._before(site, args, kwargs)
 
     def _follow_call(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        if self._follower.begin(site, args, kwargs):
+        follower = self._follower
+        if follower.begin(site, args, kwargs):
+            return True
+        if self._plan_arguments(site, args, kwargs) and follower.begin(site, args, kwargs):
             return True
         self._leave_plan()
         return False
+
+    def _plan_arguments(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Put other plain arguments, such as a new length, into the plan. Return whether nothing else differs."""
+        follower = self._follower
+        planned = follower.events[follower.at] if follower.at < len(follower.events) else None
+        if type(planned) is not PlannedCall or planned.site is not site or site.name not in self._openers:
+            return False
+        before, opened = planned.inputs, self._openers[site.name][0].arguments(args, kwargs)
+        if opened.template in (None, before) or not before.has_tensors_of(opened):
+            return False
+        planned.inputs = opened.template
+        return True
 
     def begin_planned(self, planned: PlannedCall, tensors: Sequence[Any]) -> None:
         self.destination.forward_begins()
@@ -176,7 +191,8 @@ class PlannedWatcher(Watcher):
         return mark, self._edges(planned.site, list(zip(planned.inputs.paths, tensors, strict=True)))
 
     def note_planned_arguments(self, planned: PlannedCall) -> None:
-        self._note_arguments(planned.call, Opened([], [], planned.inputs.plain, planned.inputs))
+        template = planned.inputs
+        self._note_arguments(planned.call, Opened([], [], template=template, arguments=template.arguments))
 
     def end_planned(
         self, planned: PlannedCall, tensors: Sequence[Any], mark: int, edges: Sequence[tuple[str, Edge]]

@@ -25,7 +25,6 @@ from tensortap.capture.watching.modes import Modes
 from tensortap.capture.watching.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.watching.operators import OperatorRecords
 from tensortap.capture.watching.templates import TemplateOpener
-from tensortap.core.arguments import written
 from tensortap.core.records import Key
 from tensortap.frameworks.base import AfterCall, BeforeCall, Framework, Identity
 
@@ -152,7 +151,8 @@ class Watcher(GradientWatcher):
     def _set_sites(self, chosen: Sequence[Site]) -> None:
         super()._set_sites(chosen)
         self._openers = {
-            name: (TemplateOpener(self._framework), TemplateOpener(self._framework)) for name in ("", *self._sites)
+            name: (TemplateOpener(self._framework, arguments=True), TemplateOpener(self._framework, arguments=False))
+            for name in ("", *self._sites)
         }
         self._remarks.choose(chosen)
 
@@ -370,7 +370,7 @@ class Watcher(GradientWatcher):
             self.recomputations.seen(site, call, "input", opened)
         if call.recomputed:
             return
-        if opened.plain or opened.arguments or site.name in self._arguments:
+        if opened.arguments or site.name in self._arguments:
             self._note_arguments(call, opened)
         if self.detached is not None:
             self.detached.entered(site, call, *self._reached(opened))
@@ -398,15 +398,8 @@ class Watcher(GradientWatcher):
         if self.destination.called_with is None:
             return
         template = opened.template
-        if template is not None and template.arguments is not None:
-            arguments, text = template.arguments, template.text
-        else:
-            arguments = opened.arguments
-            if arguments is None:
-                arguments = written(opened.plain, self._framework.opaque_value)
-            text = repr(arguments)  # distinguishes True from 1, and takes half as long as JSON
-            if template is not None:
-                template.arguments, template.text = arguments, text
+        arguments = opened.arguments or {}
+        text = repr(arguments) if template is None else template.text
         if self._arguments.get(call.module) != text:
             self._arguments[call.module] = text
             self.destination.called_with(self._clock.step, call.micro, call.module, call.number, arguments)

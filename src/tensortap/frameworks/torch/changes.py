@@ -44,7 +44,9 @@ class ModuleChanges:
         changed = _weak(changed, lambda: remove())
         self._changed[token], self._wrapped[token] = changed, _weak(wrapped, lambda: None)
 
-        def registered(module: Any, _name: str, _child: Any) -> None:
+        def registered(module: Any, name: str, child: Any) -> None:
+            if module._modules.get(name) is child:  # a forward may convert a child, which returns the same one
+                return
             if not torch.compiler.is_compiling():  # a forward that slices a list of modules makes a new one each time
                 changed(module)
 
