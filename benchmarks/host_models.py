@@ -25,9 +25,10 @@ import tensortap as tt
 
 Step = Callable[[], None]
 _TEXT = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
-_WHISPER = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": 16}
-_WHISPER |= {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
-_WHISPER |= {"vocab_size": 64, "num_mel_bins": 8, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1}
+_SIDES = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+_SIDES |= {"vocab_size": 64, "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+_WHISPER = {**_SIDES, "max_source_positions": 16, "num_mel_bins": 8, "max_target_positions": 16}
+_WHISPER |= {"pad_token_id": 0, "bos_token_id": 1}
 _TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 64, "n_positions": 32, "n_embd": 16, "n_layer": 4, "n_head": 2}),
     "bert": ("BertForMaskedLM", {**_TEXT, "max_position_embeddings": 32}),
@@ -37,6 +38,12 @@ _TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": (
         "T5ForConditionalGeneration",
         {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "decoder_start_token_id": 0},
+    ),
+    "pegasus": ("PegasusForConditionalGeneration", {**_SIDES, "max_position_embeddings": 32}),
+    "switch": (
+        "SwitchTransformersForConditionalGeneration",
+        {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_experts": 4}
+        | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "decoder_start_token_id": 0},
     ),
 }
 """Models that are given tokens alone: their classes and configurations."""
