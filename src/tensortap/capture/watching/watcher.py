@@ -25,6 +25,7 @@ from tensortap.capture.watching.modes import Modes
 from tensortap.capture.watching.module_hooks import HookedModule, ModuleHooks
 from tensortap.capture.watching.operators import OperatorRecords
 from tensortap.capture.watching.templates import TemplateOpener
+from tensortap.core.arguments import written
 from tensortap.core.records import Key
 from tensortap.frameworks.base import AfterCall, BeforeCall, Framework, Identity
 
@@ -370,6 +371,8 @@ class Watcher(GradientWatcher):
             self.recomputations.seen(site, call, "input", opened)
         if call.recomputed:
             return
+        if opened.arguments is None:  # opened without a template
+            opened.arguments = written(opened.plain, self._framework.opaque_value)
         if opened.arguments or site.name in self._arguments:
             self._note_arguments(call, opened)
         if self.detached is not None:
