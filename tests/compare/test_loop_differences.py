@@ -80,6 +80,15 @@ def test_the_sentence_on_a_wrong_update_ends_with_the_setting(train: Train) -> N
     assert not [note for note in result.notes if "optimizer" in note]  # the sentence has it
 
 
+def test_settings_are_said_where_parameters_were_not_recorded(train: Train) -> None:
+    kinds = ("input", "output", "grad_output", "param_grad")
+    setting = "lr is 0.1 in the reference and 0.09 in the candidate from step 0."
+    result = tt.compare(train(kinds=kinds), train(kinds=kinds, lr=lambda step: 0.09))
+    assert result.first is not None and result.first.key.step == 1
+    assert f" The loops differ: {setting} Its parameters were not recorded" in result.sentence
+    assert not [note for note in result.notes if note in setting]
+
+
 def test_weight_decay_of_other_parameters(train: Train) -> None:
     some, every = train(decayed=("weight",)), train()
     of = "2 parameters that it"

@@ -134,19 +134,17 @@ class LoopDifferences:
         """Return the differences that make another update of a module's own parameters, up to a step."""
         return [
             each
-            for each in self.optimizer
-            if each.fact in _OF_UPDATE
-            and each.step <= until
-            and (not each.parameters or any(name.rpartition(".")[0] == module for name in each.parameters))
+            for each in self.of_updates(until)
+            if not each.parameters or any(name.rpartition(".")[0] == module for name in each.parameters)
         ]
 
     def of_update(self, parameter: str, until: int) -> list[LoopDifference]:
         """Return the differences that make another update of a parameter, up to a step."""
-        return [
-            each
-            for each in self.optimizer
-            if each.fact in _OF_UPDATE and each.step <= until and each.concerns(parameter)
-        ]
+        return [each for each in self.of_updates(until) if each.concerns(parameter)]
+
+    def of_updates(self, until: int) -> list[LoopDifference]:
+        """Return the differences that make another update of any parameter, up to a step."""
+        return [each for each in self.optimizer if each.fact in _OF_UPDATE and each.step <= until]
 
     def _common(self, fact: str) -> list[str]:
         theirs = set(self._theirs.subjects(fact))

@@ -25,6 +25,7 @@ from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matched import Matched
 from tensortap.compare.memory import release_unused
 from tensortap.compare.say import sentence
+from tensortap.compare.say.loop import describe_settings
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
 from tensortap.compare.say.precision import (
     describe_doubtful,
@@ -132,7 +133,7 @@ def conclude(
     if precision.unjudged and verdict in ("match", "imprecise"):
         said += f" {describe_without_truth(precision.unjudged)}"
     notes = [*guessed, *([unpaired.note()] if unpaired else []), *parallel.notes(births)]
-    notes += notes_of(matched, judgement, renames, births)
+    notes += [note for note in notes_of(matched, judgement, renames, births) if note not in said]
     if not unpaired and not isolated and not parallel.joining and (worlds := other_worlds(left.run, right.run)):
         notes.append(f"{worlds}; only ranks with records were compared")
     if matched.splits.micros and too_few:
@@ -178,7 +179,9 @@ def _unsupported(matched: Matched, judgement: Judgement) -> str:
     left, ours = matched.reference, matched.alignment.reference[rows]
     worst = int(np.argmax(matched.measures.rel_l2[rows]))
     off, key = float(matched.measures.rel_l2[rows[worst]]), str(left.key(int(ours[worst])))
-    return sentence.describe_unsupported(len(rows), int(left.step[ours].min()), off, key)
+    first = int(left.step[ours].min())
+    has_settings = bool(left.run.loop(int(left.rank[ours[0]])).subjects("group"))
+    return sentence.describe_unsupported(len(rows), first, off, key, has_settings) + describe_settings(matched, first)
 
 
 def _are_covered(matched: Matched, judgement: Judgement) -> bool:

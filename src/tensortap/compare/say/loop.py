@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from tensortap.compare.align.loop import LoopDifference, LoopDifferences
+from tensortap.compare.align.side import Side
 from tensortap.compare.judge.random_draws import draws
+from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 from tensortap.mapping.outline import full_name
 
-__all__ = ["describe_loop", "loop_notes", "moved_parameters"]
+__all__ = ["describe_loop", "describe_settings", "loop_notes", "moved_parameters", "parameters_unseen"]
 
 _UPDATES = frozenset({Cause.OPTIMIZER, Cause.PARAMETER_CHANGED})
 _ONE_SIDED_GRADIENTS = frozenset(
@@ -20,18 +26,27 @@ _SHARED = "torch"
 """Generators of Python and NumPy are often left unseeded, and decide nothing about a model."""
 
 
-def describe_loop(first: Finding, loop: LoopDifferences, explained: bool = False) -> str:
+def describe_loop(first: Finding, matched: Matched, explained: bool = False) -> str:
     """Return further sentences if a difference between the loops explains the first finding.
 
     explained: whether an attribute of its module explains it already.
     """
-    words = [each.words for each in _responsible(first, loop)]
-    more = f", and {len(words) - _MOST} more settings differ" if len(words) > _MOST else ""
-    text = "; ".join(words[:_MOST]) + more
-    said = f" The loops differ: {text}." if text else ""
+    loop = matched.settings.loop
+    said = _in_words(_responsible(first, matched))
     if _may_be_drawn(first, loop, explained) and (differs := _random(loop, first.key.step)):
         said += f" The {differs}."
     return said
+
+
+def describe_settings(matched: Matched, until: int) -> str:
+    """Return a further sentence if an optimizer may have made other updates before a step."""
+    return _in_words(matched.settings.loop.of_updates(until - 1))
+
+
+def _in_words(differences: Sequence[LoopDifference]) -> str:
+    words = [each.words for each in differences]
+    more = f", and {len(words) - _MOST} more settings differ" if len(words) > _MOST else ""
+    return f" The loops differ: {'; '.join(words[:_MOST])}{more}." if words else ""
 
 
 def _may_be_drawn(first: Finding, loop: LoopDifferences, explained: bool) -> bool:
@@ -42,18 +57,17 @@ def _may_be_drawn(first: Finding, loop: LoopDifferences, explained: bool) -> boo
     return first.cause in _OWN_CODE and not (first.arguments or explained) and loop.may_draw_random
 
 
-def loop_notes(loop: LoopDifferences, first: Finding | None, explained: bool = False) -> list[str]:
-    """Return a note for each difference between the loops that the sentence does not have."""
-    said = [] if first is None else _responsible(first, loop)[:_MOST]
-    notes = [each.words for each in loop.optimizer if each not in said]
-    random = _random(loop) if any(of.startswith(_SHARED) for of in loop.random) else ""
-    if random and (first is None or f"The {random}." not in describe_loop(first, loop, explained)):
-        notes.append(random)
+def loop_notes(loop: LoopDifferences) -> list[str]:
+    """Return a note for each difference between the loops."""
+    notes = [each.words for each in loop.optimizer]
+    if any(of.startswith(_SHARED) for of in loop.random):
+        notes.append(_random(loop))
     return notes
 
 
-def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
+def _responsible(first: Finding, matched: Matched) -> list[LoopDifference]:
     """Return the differences that may explain a wrong update, up to its step."""
+    loop = matched.settings.loop
     until, name = first.key.step, full_name(first.key.module, first.key.path)
     if first.cause in _UPDATES:
         # a parameter that differs before a step was moved in an earlier one
@@ -65,7 +79,26 @@ def _responsible(first: Finding, loop: LoopDifferences) -> list[LoopDifference]:
         return [each for each in before if each.fact in ("frozen", "parameters") and each.concerns(name)]
     if first.cause in _ONE_SIDED_GRADIENTS and first.module in loop.frozen_modules:
         return [each for each in before if each.fact == "frozen"]
+    if parameters_unseen(matched.reference, first):
+        return loop.of_module(first.module, until - 1)
     return loop.of_module(first.module, until) if moved_parameters(first, loop) else []
+
+
+def parameters_unseen(side: Side, first: Finding) -> bool:
+    """Whether a module may be wrong because of its parameters, which an earlier step changed unrecorded.
+
+    The earlier step need not take part: `--step`, or `steps=` of a capture, may have left it out.
+    """
+    key = first.key
+    if key.kind not in ("input", "output") or not first.inputs_matched or not key.step:
+        return False
+    if first.module not in side.module.words:  # a container of which nothing was recorded
+        return False
+    own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
+    kinds = set(side.kind.at(own))
+    if "param" in kinds:
+        return False
+    return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
 def moved_parameters(first: Finding, loop: LoopDifferences) -> bool:

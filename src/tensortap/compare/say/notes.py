@@ -75,8 +75,7 @@ def notes_of(matched: Matched, judgement: Judgement, renames: Renames, births: l
     notes += beside.tie_notes(matched.settings.ties, births[0] if births else None)
     unseen = not births and beside.are_buffers_unseen(matched)
     notes += beside.attribute_notes(matched.settings, [birth.module for birth in births[:1]], not births, unseen)
-    explained = bool(births) and beside.is_explained(births[0], matched)
-    notes += loop_notes(matched.settings.loop, births[0] if births else None, explained)
+    notes += loop_notes(matched.settings.loop)
     notes += _limits(matched, judgement) + _positions_that_see_nothing(matched, births)
     if births and np.any(~matched.measures.exact & ~np.isnan(matched.measures.rel_l2)):
         notes.append('estimated from sketches; capture with keep="tensors" to measure every element')

@@ -13,7 +13,7 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.matched import Matched
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.gradients import describe_factor, describe_inner_use, describe_step_gradient
-from tensortap.compare.say.loop import describe_loop, moved_parameters
+from tensortap.compare.say.loop import describe_loop, moved_parameters, parameters_unseen
 from tensortap.compare.say.operators import describe_operator
 from tensortap.compare.say.parameters import describe_changed_parameters
 from tensortap.compare.say.precision import describe_truth
@@ -49,10 +49,10 @@ def sentence_of(
     divergence = sentence.describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
     if first.row is None or first.cause is Cause.CHECKPOINT:
         ties = beside.describe_ties(first, matched.settings)  # these tell which parameters an optimizer holds
-        return divergence + describe_operator(first) + (ties or describe_loop(first, matched.settings.loop))
+        return divergence + describe_operator(first) + (ties or describe_loop(first, matched))
     if moved_parameters(first, matched.settings.loop):
         unseen = sentence.describe_moved_parameters()
-    elif _parameters_unseen(left, first):
+    elif parameters_unseen(left, first):
         unseen = sentence.describe_unseen_parameters()
     elif not first.arguments and not beside.is_explained(first, matched) and (kind := _start_unseen(left, first)):
         unseen = sentence.describe_unseen_start(kind)
@@ -67,7 +67,7 @@ def sentence_of(
 def _beside(first: Finding, matched: Matched, isolated: bool = False) -> str:
     """Return what the attributes, the training loop, the dtype and a truth add about the first finding."""
     settings = beside.describe_attributes(first, matched.settings)
-    settings += describe_loop(first, matched.settings.loop, beside.is_explained(first, matched))
+    settings += describe_loop(first, matched, beside.is_explained(first, matched))
     settings = (
         describe_factor(first, matched)
         + describe_inner_use(first, matched)
@@ -175,23 +175,6 @@ def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
     if until is not None:
         ran &= side.step <= until
     return dict(Counter(step for step, _ in distinct(side.step[ran], side.micro[ran])))
-
-
-def _parameters_unseen(side: Side, first: Finding) -> bool:
-    """Whether a module may be wrong because of its parameters, which an earlier step changed unrecorded.
-
-    The earlier step need not take part: `--step`, or `steps=` of a capture, may have left it out.
-    """
-    key = first.key
-    if key.kind not in ("input", "output") or not first.inputs_matched or not key.step:
-        return False
-    if first.module not in side.module.words:  # a container of which nothing was recorded
-        return False
-    own = np.flatnonzero(side.module.codes == side.module.words.index(first.module))
-    kinds = set(side.kind.at(own))
-    if "param" in kinds:
-        return False
-    return first.module in side.frozen or "param_grad" in kinds or "param_grad" not in side.kind.words
 
 
 def _start_unseen(side: Side, first: Finding) -> str:

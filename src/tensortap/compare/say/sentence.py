@@ -289,8 +289,10 @@ def describe_hidden_optimizer(allowed: float | None) -> str:
     )
 
 
-def describe_unsupported(pairs: int, step: int, off: float, worst: str) -> str:
+def describe_unsupported(pairs: int, step: int, off: float, worst: str, has_optimizer: bool = False) -> str:
     """Say that the verdict is open, because parameters were not recorded and differences depend on them.
+
+    has_optimizer: whether the capture knew the optimizer, whose parameters it records unless `kinds=` leaves them out.
 
     >>> describe_unsupported(1, 1, 3e-5, "fc · output 0").partition(". ")[0]
     'Cannot tell whether the runs match: from step 1 on, 1 pair is off by 3.0e-5 (fc · output 0)'
@@ -299,7 +301,8 @@ def describe_unsupported(pairs: int, step: int, off: float, worst: str) -> str:
     return (
         f"Cannot tell whether the runs match: from step {step} on, {which} {rounded(off)} ({worst}). That may be "
         "gradient noise that an optimizer magnified, or a wrong optimizer: parameters were not recorded. Capture with "
-        'optimizer=, or kinds=(..., "param").'
+        + "optimizer=, or " * (not has_optimizer)
+        + 'kinds=(..., "param").'
     )
 
 
