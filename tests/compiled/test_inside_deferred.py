@@ -58,7 +58,8 @@ def digests(tap: Any) -> dict[Any, int]:
 def recorded(monkeypatch: pytest.MonkeyPatch, how: Any, gather: bool) -> tuple[dict[Any, int], fake_gpu.FakeReader]:
     torch._dynamo.reset()
     reader = fake_gpu.install(monkeypatch)()
-    tap = train(how(model(), backend="inductor"), step, steps=5, kinds=KINDS, compiled="inside", gather=gather)
+    options = {"kinds": KINDS, "compiled": "inside", "gather": gather}
+    tap = train(how(model(), backend="inductor"), step, steps=5, settled=True, **options)
     return digests(tap), reader
 
 

@@ -55,14 +55,20 @@ def _checkpointed(layer: type) -> type:
     return type(layer.__name__, (layer,), {"__call__": call, "__module__": layer.__module__})
 
 
-def train(model: Any, step: Step, steps: int = 2, micros: int = 1, **options: Any) -> Any:
-    """Train under a tap in memory, and return the closed tap."""
+def train(model: Any, step: Step, steps: int = 2, micros: int = 1, settled: bool = False, **options: Any) -> Any:
+    """Train under a tap in memory, and return the closed tap.
+
+    settled: wait after each step until its summaries are known. Otherwise a busy machine decides in which step the
+    trials of deferred reads are evaluated.
+    """
     options = {"kinds": KINDS, "on_error": "raise"} | options
     with tt.capture(model, None, **options) as tap:
         for _ in range(steps):
             for _ in range(micros):
                 step(model).backward()
             tap.step()
+            if settled:
+                tap.flush()
     return tap
 
 
