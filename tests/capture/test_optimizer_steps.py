@@ -145,11 +145,15 @@ def test_tap_step_after_a_step_that_has_just_ended() -> None:
     assert tap.run.steps == [0, 1, 2] and tap.stats()["steps"] == 3
 
 
-def test_optimizers_that_cannot_be_counted() -> None:
+def test_optimizers_that_cannot_be_counted(run_path: Path) -> None:
     of = Loop("torch")
     for wrong, message in (([], "is empty"), ([of.optimizer, of.optimizer], "one optimizer twice"), ([3], "not a int")):
         with pytest.raises(UsageError, match=message):
-            tt.capture(of.model, optimizer=wrong)
+            tt.capture(of.model, run_path, optimizer=wrong)
+        assert not run_path.exists()
+    with tt.capture(of.model, run_path, optimizer=of.optimizer):  # the corrected call finds its path free
+        of.step()
+    assert tt.open(run_path).finished
 
 
 def test_the_counter() -> None:

@@ -77,15 +77,20 @@ class Tap(Observer):
         self._budget: Budget | None = None
         if options.budget is not None and selection.steps is None and selection.wants_rank(self.rank):
             self._budget = Budget(options.budget, self._device_marks(network_of(model)))
-        super().__init__(
-            model,
-            selection,
-            self._open_run if selection.wants_rank(self.rank) else None,
-            on_error=options.on_error,
-            eager=options.compiled == "eager",
-            optimizer=optimizer,
-            inside=InsideOptions(options.emulate_casts) if options.compiled == "inside" else None,
-        )
+        try:
+            super().__init__(
+                model,
+                selection,
+                self._open_run if selection.wants_rank(self.rank) else None,
+                on_error=options.on_error,
+                eager=options.compiled == "eager",
+                optimizer=optimizer,
+                inside=InsideOptions(options.emulate_casts) if options.compiled == "inside" else None,
+            )
+        except UsageError:
+            if self._run is not None:  # closed already; the corrected call must find its path free
+                self._run.writer.delete()
+            raise
         if options.budget is not None and selection.steps is not None:
             self._book.notice(f"budget={options.budget:g} is not applied: steps= selects the steps")
         self._step_seconds += time.perf_counter() - started
