@@ -136,7 +136,7 @@ def test_optimizer_counts_the_steps(run_path: Path) -> None:
         ({"kinds": ()}, "empty"),
         ({"keep": "everything"}, "summary"),
         ({"keep": {"*": "all"}}, "'all'"),
-        ({"modules": "layers.*"}, "no module"),
+        ({"modules": "layers.*"}, r"no module .*modules='layers\.\*'; its outermost modules are 0, 1, 2$"),
         ({"modules": "1.O"}, r"did you mean .*1\.0"),
         ({"classes": "Conv2d"}, "LayerNorm, Linear"),
         ({"steps": 3.5}, "container of ints"),

@@ -20,6 +20,8 @@ Predicate = Callable[[str, Any], bool]
 DEFAULT_KINDS = ("input", "output", "grad_output", "param_grad")
 OPTIMIZER_KINDS = (*DEFAULT_KINDS, "step_grad", "param")
 """The default with `optimizer=`."""
+_FEW = 8
+"""Number of modules that a message names."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,16 @@ class Selection:
         if chosen:
             return
         wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "<function>"
-        hints = [wanted] if isinstance(wanted, str) else list(wanted)
+        hints = [] if callable(self.modules) else [wanted] if isinstance(wanted, str) else list(wanted)
         close = [display_name(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
         message = f"no module of the model matches modules={wanted if callable(self.modules) else repr(wanted)}"
         if self.classes is not None:
             message += f" and classes={self.classes!r}; the model has {', '.join(sorted(classes)[:12])}"
         if close:
             message += f"; did you mean {', '.join(dict.fromkeys(close))}?"
+        elif self.classes is None and hints and (outermost := [n for n in names if n and "." not in n]):
+            more = ", …" if len(outermost) > _FEW else ""
+            message += f"; its outermost modules are {', '.join(outermost[:_FEW])}{more}"
         raise UsageError(message)
 
     def unmatched(self, chosen: Collection[str]) -> list[str]:
