@@ -175,8 +175,7 @@ def _choose_call(run: Run, own: Sequence[Record], selector: CallSelector) -> tup
         first = ", ".join(f"step {step} micro {micro} call {call}" for step, micro, call in existing[:4])
         raise UsageError(f"{where.format('no call')}; it has {first}{' …' if len(existing) > 4 else ''}")
     inputs = [r for r in forward if r.key.kind == "input" and is_selected(r)]
-    keep = f'keep={{"{display_name(selector.module)}": "tensors", "*": "summary"}}'
-    advice = f'capture with {keep} and kinds=("input", "output", "grad_output", "param")'
+    advice = f'capture with {_keep_for(run, selector.module)} and kinds=("input", "output", "grad_output", "param")'
     if not inputs:
         raise UsageError(f"{where.format('no inputs')}: {advice}")
     calls: dict[tuple[int, int, int], bool] = {}
@@ -188,6 +187,17 @@ def _choose_call(run: Run, own: Sequence[Record], selector: CallSelector) -> tup
     if not whole:
         raise UsageError(f"{where.format('only summaries of the inputs')}: {advice}")
     return whole[0]
+
+
+def _keep_for(run: Run, module: str) -> str:
+    """Return the `keep=` that keeps the call of a module, and the parameters of all modules inside it."""
+    if not module:
+        return 'keep="tensors"'
+    patterns = [module]
+    if any(record.key.module != module for record in run.records(module=_Subtree(module))):
+        patterns.append(f"{module}.*")
+    kept = ", ".join(f'"{pattern}": "tensors"' for pattern in patterns)
+    return f'keep={{{kept}, "*": "summary"}}'
 
 
 def _rank(run: Run, selector: CallSelector) -> int:

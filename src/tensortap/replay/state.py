@@ -73,7 +73,7 @@ def _notes(
     if different:
         yield (
             f"parameters and buffers from {built_by}, NOT equal to the run's, which kept only summaries: "
-            f'{_few(different)}; load the same weights there, or capture with keep="tensors" for this module'
+            f'{_few(different)}; load the same weights there, or capture with keep="tensors" for their modules'
         )
     if unknown:
         yield (
