@@ -17,6 +17,8 @@ from zoom.planted import ATTENTION, build
 import tensortap as tt
 from tensortap.cli import app, main
 from tensortap.errors import UsageError
+from tensortap.replay.recorded_call import CallSelector
+from tensortap.zoom.runs import ZoomOptions, zoom_runs
 
 BUILD = """
 
@@ -59,6 +61,17 @@ def test_compare_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path) -> 
     assert not any("to find the line" in note for note in result.notes)
     saved = json.loads(result.save(tmp_path / "result.json").read_text(encoding="utf-8"))
     assert saved["zoom"]["line"]["line"] == LINE
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("tensors", True), ({"block": "tensors", "*": "summary"}, False)])
+def test_a_note_says_whose_parameters_the_candidate_has(
+    sides: tuple[Any, Any], tmp_path: Path, keep: Any, kept: bool
+) -> None:
+    reference, candidate = (module.make() for module in sides)
+    runs = record(reference, tmp_path / "a", keep=keep), record(candidate, tmp_path / "b", keep="summary")
+    options = ZoomOptions(*runs, CallSelector("block"), reference, candidate)
+    notes = zoom_runs(options).notes
+    assert ("the candidate has the parameters of the reference: its own run kept none" in notes) == kept
 
 
 def test_the_command_goes_on_to_the_line(sides: tuple[Any, Any], tmp_path: Path) -> None:

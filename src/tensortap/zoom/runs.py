@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tensortap.core.records import display_name
+from tensortap.core.records import Record, display_name
 from tensortap.errors import UsageError
 from tensortap.frameworks import framework_of
 from tensortap.frameworks.base import Framework
@@ -59,7 +59,7 @@ def zoom_runs(options: ZoomOptions) -> Zoom:
         notes = [f"inputs: step {recorded.step}, micro {recorded.micro}, call {recorded.call} of {recorded.run.path}"]
         notes += theirs.restore(recorded)
         own = None if options.candidate is None else _state_of(open_side(options.candidate), ours.name, recorded)
-        if own is None:
+        if own is None and any(_kept_parameter(record) for record in recorded.records):
             notes.append("the candidate has the parameters of the reference: its own run kept none")
         notes += ours.restore(replace(recorded, module=ours.name) if own is None else own)
         call = _call(theirs, recorded, options.arguments)
@@ -89,8 +89,7 @@ def _state_of(run: Run, module: str, recorded: RecordedCall) -> RecordedCall | N
     kept = [
         record
         for record in run.records(rank=run.ranks[0] if run.ranks else 0, step=recorded.step)
-        if record.key.kind == "param"
-        and record.location is not None
+        if _kept_parameter(record)
         and (record.key.module == module or record.key.module.startswith(f"{module}.") or not module)
     ]
     if not kept:
@@ -98,6 +97,10 @@ def _state_of(run: Run, module: str, recorded: RecordedCall) -> RecordedCall | N
     return RecordedCall(
         run, kept[0].rank, module, recorded.cls, recorded.step, recorded.micro, recorded.call, kept, {}, ()
     )
+
+
+def _kept_parameter(record: Record) -> bool:
+    return record.key.kind == "param" and record.location is not None
 
 
 def _call(side: _Module, recorded: RecordedCall, given: Mapping[str, Any]) -> Call:
