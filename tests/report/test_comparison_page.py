@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,19 @@ def test_many_unmatched_names_become_prefixes() -> None:
     groups = unmatched.groups(comparison([row("a")], unmatched=rows))
     assert [(group.name, group.tensors) for group in groups] == [("encoder.…", 30), ("(root)", 1), ("head", 1)]
     assert unmatched.words(groups[0]) == "∅ reference only: encoder.… (30 tensors, step 5)"
+
+
+def test_unmatched_records_that_are_not_listed_are_counted() -> None:
+    result = comparisons.incomparable()
+    assert unmatched.unlisted(result) == ""
+    total = len(result.unmatched) + 12_345
+    cut = replace(result, counts={**result.counts, "unmatched": total})
+    line = f"the groups cover the first {len(result.unmatched)} of {total:,} records"
+    assert unmatched.unlisted(cut) == line
+    assert line in page_text(cut)
+    markdown = comparison_markdown.text(cut)
+    assert line in markdown
+    assert f"{total:,} records without a counterpart" in markdown
 
 
 if __name__ == "__main__":

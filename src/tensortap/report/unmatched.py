@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tensortap.core.records import Comparison, Unmatched, display_name
 from tensortap.report.wording import clean, numbers_in_short, plural
 
-__all__ = ["UnmatchedGroup", "groups", "words"]
+__all__ = ["UnmatchedGroup", "groups", "unlisted", "words"]
 
 _MOST = 6  # groups of a side; more of them are merged by shorter prefixes
 
@@ -80,6 +80,12 @@ def _alike(names: Collection[str]) -> dict[str, list[str]]:
         label = display_name(members[0]) if len(members) == 1 else ".".join(prefix) + ".…" * cut
         found.setdefault(clean(label), []).extend(members)
     return found
+
+
+def unlisted(comparison: Comparison) -> str:
+    """Return a line about records that are counted but not listed, and so are in no group; "" if there are none."""
+    total, listed = comparison.counts.get("unmatched", 0), len(comparison.unmatched)
+    return f"the groups cover the first {listed:,} of {total:,} records" if listed < total else ""
 
 
 def words(group: UnmatchedGroup) -> str:

@@ -108,7 +108,10 @@ def _birth(birth: Finding) -> str:
 def _unmatched(comparison: Comparison) -> str:
     groups = unmatched.groups(comparison)
     lines = [f"- {plain(unmatched.words(group))}" for group in groups[:_MANY]]
-    return _folded(f"{plural(len(comparison.unmatched), 'record')} without a counterpart", lines, len(groups))
+    if unlisted := unmatched.unlisted(comparison):
+        lines.append(f"- {unlisted}")
+    total = comparison.counts.get("unmatched", 0)
+    return _folded(f"{plural(total, 'record')} without a counterpart", lines, len(groups) + bool(unlisted))
 
 
 def _failed(comparison: Comparison) -> str:

@@ -54,6 +54,8 @@ class ComparisonPage:
     births: Sequence[Finding]
     """All but the first."""
     groups: Sequence[UnmatchedGroup]
+    unlisted: str
+    """A line about unmatched records that are in no group."""
     notes: Sequence[str]
     policy: str
     sides: tuple[str, str]
@@ -105,6 +107,7 @@ def build(comparison: Comparison, verbose: int = 0) -> ComparisonPage:
         tally=pairs.tally(comparison.counts),
         births=[birth for birth in comparison.births if birth != comparison.first],
         groups=unmatched.groups(comparison),
+        unlisted=unmatched.unlisted(comparison),
         notes=[clean(note) for note in comparison.notes],
         policy=clean(comparison.policy),
         sides=(clean(comparison.reference), clean(comparison.candidate)),
@@ -253,6 +256,8 @@ def _unmatched(page: ComparisonPage, width: int | None, most: int) -> list[Text]
         tensors = plural(sum(group.tensors for group in rest), "tensor")
         more = f"and {tensors} more in {plural(len(rest), 'group')}" if most else f"∅ {tensors}"
         lines += _entry("" if most else "unmatched", f"{more} (-v shows them)", width, "dim")
+    if page.unlisted:
+        lines += _entry("", page.unlisted, width, "dim")
     return lines
 
 
