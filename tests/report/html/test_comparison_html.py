@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -298,6 +299,14 @@ def test_a_map_has_a_logarithmic_scale() -> None:
     codes = np.frombuffer(base64.b64decode(found["codes"]), np.uint8).reshape(found["height"], found["width"])
     assert codes.tolist() == [[0, 254], [255, 1]]
     assert (found["low"], found["high"]) == (1e-6, 1e-3)
+
+
+def test_a_cosine_that_sketches_cannot_tell_is_not_shown_as_nan() -> None:
+    estimate = replace(detail(4).difference, exact=False, cosine=math.nan)
+    found = read(comparisons.diverged(details=[detail(4, difference=estimate)])).json("detail-4")["difference"]
+    assert found["one_minus_cosine"] is None
+    found = read(comparisons.diverged(details=[detail(4)])).json("detail-4")["difference"]
+    assert found["one_minus_cosine"] == pytest.approx(0.01)
 
 
 def test_details_stop_where_the_page_would_grow_too_large() -> None:

@@ -107,7 +107,9 @@ def _difference(detail: Detail) -> dict[str, Any] | None:
         return None
     rtol, atol = detail.tolerances or (None, None)
     names = ("equal", "exact", "rel_l2", "rel_l2_bar", "cosine", "l2")
-    values = {name: getattr(found, name) for name in names} | {"one_minus_cosine": 1 - found.cosine}
+    values = {name: getattr(found, name) for name in names}
+    unknown = math.isnan(found.cosine) and not found.exact  # sketches too coarse for it: not measured, instead of NaN
+    values["one_minus_cosine"] = None if unknown else 1 - found.cosine
     for name in ("max_abs", "reference_value", "candidate_value", "max_ulp", "mismatched", "row_rel_l2"):
         values[name] = getattr(found, name) if found.exact else None
     for name in ("max_abs_index", "row_index"):
