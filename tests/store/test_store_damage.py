@@ -59,7 +59,7 @@ def test_garbage_behind_the_index_is_dropped_and_reported(three_batches, tmp_pat
         run = open_run(folder)
         assert len(run) == 3
         assert run.notices == [
-            f"rank 0: the last batch of the index was cut off ({len(more)} bytes); 3 records before it are intact"
+            f"rank 0: the last {len(more)} bytes of the index are cut off or damaged; 3 records before them are intact"
         ]
 
 

@@ -234,8 +234,8 @@ class RunFolder(RunSource):
             )
         if index.lost:
             return (
-                f"the last batch of the index was cut off ({index.lost} bytes); "
-                f"{len(index)} records before it are intact"
+                f"the last {index.lost} bytes of the index are cut off or damaged; "
+                f"{len(index)} records before them are intact"
             )
         if status is not None and status.status == "finished" and not index.complete:
             return f"the index ends early, though the rank finished; {len(index)} records are intact"
