@@ -74,20 +74,20 @@ def capture(
     classes: class names; only modules of one of them are tapped.
     steps: the steps to record, any container of ints; None is every step.
     ranks: the ranks that record; None is every rank.
-    optimizer: its steps are counted, and no `tap.step()` is needed. Give the object whose `step()` is called: the
-        wrapper, not what it wraps. With several, as a list or by name, a step ends when each has stepped; see
-        `tap.step()`. A `paddle.Model` stands for the optimizer that it was prepared with.
+    optimizer: counts the steps, so that no `tap.step()` is needed. Pass the object whose `step()` is called: the
+        wrapper, not the wrapped optimizer. With several optimizers, as a list or by name, a step ends when each has
+        stepped; see `tap.step()`. A `paddle.Model` stands for the optimizer that it was prepared with.
     overwrite: replace an earlier run at `path`.
-    on_error: what an error inside the tap does. "warn" stops the recording, writes one line to stderr and the reason
-        into the run, and training continues. "raise" raises CaptureError at the end of the step.
+    on_error: the effect of an error inside the tap. "warn" stops the recording, writes one line to stderr and the
+        reason into the run, and training continues. "raise" raises CaptureError at the end of the step.
     compiled: "boundary" sees compiled modules from outside, and leaves their code as it is. "inside" compiles them
         again with taps, and sees every module in the graph; torch only. "eager" runs them uncompiled and sees all.
     emulate_casts: with compiled="inside", let inductor round between operations, as uncompiled code does. Without it,
         taps may change the rounding of bfloat16 and float16, because they split kernels. docs/compiled.md says more.
     max_buffer: bytes of host memory that may wait for the disk.
     max_memory: upper bound in bytes for a run in memory. None is 2 GiB, or a quarter of the memory if that is less.
-        Tensors may use seven eighths of it. From the first that does not fit, only summaries are kept, with a line on
-        stderr and a notice. If records fill all of it, recording stops as it does on a full disk.
+        Tensors may use seven eighths of it. From the first tensor that does not fit, only summaries are kept, with a
+        line on stderr and a notice. If records fill all of it, recording stops as it does on a full disk.
     gather: on a GPU, defer reads so that several tensors share one launch, where a trial showed equal results. False
         reads each tensor at once.
     sketch: numbers in the sketch of a tensor: 256, 128, 64 or 32. Fewer make a smaller run and a coarser estimate: its
@@ -96,23 +96,23 @@ def capture(
         "eval" with micro steps of its own. Otherwise the coverage reports the number of its forwards. It never counts
         as training. A run that never trains is recorded whole.
     budget: the share of the time that recording may take, like 0.02. The cost is measured, and every 2ⁿ-th step is
-        recorded with the smallest n that keeps it. None records every step. With `steps`, it is not applied.
-    on_nonfinite: what happens when a NaN or Inf is born. "stop" names the module on stderr and raises NonfiniteError at
-        the end of the step, on a GPU of the next one. "keep" names it and keeps all tensors of that step.
-    ring: hold the last so many steps. Keep their tensors if a NaN is born (with `on_nonfinite`), if an exception leaves
-        the block, if the loss jumps, or at `tap.keep()`. Steps that leave the ring leave the run, so it does not grow;
-        `keep="summary"` keeps the summaries of all of them. `keep={"layers.0.*": "ring"}` holds tensors of these
+        recorded, with the smallest n that keeps the share. None records every step. With `steps`, it is not applied.
+    on_nonfinite: the reaction to a NaN or Inf that is born. "stop" names the module on stderr and raises NonfiniteError
+        at the end of the step, on a GPU of the next one. "keep" names it and keeps all tensors of that step.
+    ring: the number of last steps to hold. Keep their tensors if a NaN is born (with `on_nonfinite`), if an exception
+        leaves the block, if the loss jumps, or at `tap.keep()`. Steps that leave the ring leave the run, so it does not
+        grow; `keep="summary"` keeps the summaries of all of them. `keep={"layers.0.*": "ring"}` holds tensors of these
         modules alone.
     loss: the output that is the loss, like "criterion" or "(root):loss". `tap.loss(value)` is another way to give it.
     layout: in a run of several processes, where plain tensors between parallel layers sit in the whole, and the global
         names of a stage's layers or a rank's experts: a TOML file, or a mapping of the same form. docs/parallel.md has
         the notation. DTensor, FSDP, DDP, pipeline stages and Megatron's layers need none.
     spool: for a URL, the folder on this disk for what is not uploaded yet. None is TENSORTAP_SPOOL, or a temporary one.
-    spool_size: its most bytes, by default 8 GiB. A full spool slows the training down.
-    upload_timeout: seconds without any progress after which an upload counts as failed, by default 300. It then ends as
-        `on_error` says, and the spool stays for `tensortap upload`.
-    operators: names of modules, like "layers.2.*", whose operators are recorded, too: what each call of a torch
-        operator in the module's own code has computed, with its source line, and the gradients of its backward.
+    spool_size: upper bound on its bytes, by default 8 GiB. A full spool slows the training down.
+    upload_timeout: seconds without any progress after which an upload counts as failed, by default 300. The recording
+        then ends as `on_error` says, and the spool stays for `tensortap upload`.
+    operators: names of modules, like "layers.2.*", whose operators are recorded, too: the results of each torch
+        operator in the module's own code, with its source line, and the gradients of its backward.
 
     Plain arguments of calls are kept as well, where they change.
 

@@ -1,16 +1,17 @@
 """Chooses the steps to record so that recording takes at most a given share of the time.
 
 Steps 0 and 4 are recorded. From then on every 2ⁿ-th step is, with the smallest n that keeps the cost below the share.
-Powers of two, so that two runs of different speed still record common steps: the steps of the sparser choice are among
-those of the denser one. As long as the cost so far, which includes opening the run and a first step that loads or
-compiles kernels, exceeds the share, no further step is recorded.
+With powers of two, runs of different speed still record common steps: the steps of the sparser choice are among those
+of the denser one. As long as the cost so far, which includes opening the run and a first step that loads or compiles
+kernels, exceeds the share, no further step is recorded.
 
 The cost of a step is the larger of two measurements. One is the time that the tap itself takes: hooks, the end of the
-step, waits for buffers. The other is how much longer a recorded step and the step after it take than the others do,
-which includes threads that compete for cores and work that a device does. On a device only the second counts, measured
-between events on the device's own timeline: host time that the device does not wait for costs nothing.
+step, waits for buffers. The other is the extra duration of a recorded step and of the step after it. It includes
+threads that compete for cores and the work of a device. On a device only the second counts, measured between events on
+the device's own timeline: host time that the device does not wait for costs nothing.
 
-What the tap takes in steps that are not recorded is spent, too: counting them, and the file that shows the progress.
+The tap also takes time in steps that are not recorded: it counts them, and writes the file that shows the progress.
+This time counts, too.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _SAMPLES = 64
 """Recorded steps whose cost is averaged."""
 _PLAIN_SAMPLES = 256
 _FEWEST_PLAIN = 3
-"""Unrecorded steps, at least, that recorded ones are compared with."""
+"""Minimum number of unrecorded steps with which recorded ones are compared."""
 _FEWEST_EXCESS = 4
-"""Recorded steps, at least, whose longer duration counts: a single step may be long by chance."""
+"""Minimum number of recorded steps whose longer duration counts: a single step may be long by chance."""
 _SECOND = 4
 """The second step to record: the first one costs more than others, and some unrecorded ones come before it."""
 _LONGEST_INTERVAL = 1 << 20
@@ -81,7 +82,7 @@ class Budget:
         self._clock = clock
         self._opened = self._boundary = clock()
         self._tap_seconds = 0.0
-        """What the tap has taken itself up to the last boundary."""
+        """Time that the tap itself had taken by the last step boundary."""
         self._first = 0.0
         """Cost of opening the run and of its first step."""
         self._own = Recent(_SAMPLES)
@@ -90,9 +91,9 @@ class Budget:
         self._between = 0.0
         """Time that the tap took in all steps that were not recorded."""
         self._excess: deque[float] = deque(maxlen=_SAMPLES)
-        """How much longer recorded steps took, with the step after each, without the first."""
+        """Extra duration of each recorded step together with the step after it, without the first."""
         self._usual_excess = 0.0
-        """The median of these."""
+        """The median of `_excess`."""
         self._plain: deque[float] = deque(maxlen=_PLAIN_SAMPLES)
         self._all = Recent(_PLAIN_SAMPLES)
         self._after: list[float] = []

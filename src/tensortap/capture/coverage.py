@@ -38,7 +38,7 @@ class CoverageBook:
         self._frozen = set(frozen)
         self._notices: dict[str, None] = {}
         self._repeated: tuple[Mapping[str, tuple[int, int, int]], int] = {}, 0
-        """What a step added that has repeated itself since, and how often that is not yet counted."""
+        """The counts of the last whole step, and the number of its repetitions that are not added yet."""
         self.changed = True
         self.captured_steps = 0
         self.sees_inside = False
@@ -99,7 +99,7 @@ class CoverageBook:
                 entry.gradients += gradients * times
 
     def evaluated(self, name: str) -> None:
-        """Take note of a call in an evaluation that is recorded."""
+        """Count a call in an evaluation that is recorded."""
         if (entry := self._entries.get(name)) is not None:
             self.changed = self.changed or entry.evaluations == 0
             entry.evaluations += 1

@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collections about as rare as without a tap while one is open.
+"""Keeps Python's garbage collections, while a tap is open, about as rare as without one.
 
 Their frequency depends on how many objects outlive others, and the objects of records live until their step ends. A
 collection of young objects is short but runs several times a step. A full collection takes a tenth of a second and more

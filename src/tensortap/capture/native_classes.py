@@ -51,7 +51,7 @@ def use_access(framework: Framework) -> bool:
 
 
 def load_for_device(device_reader: DeviceReader, most_pending: int) -> ModuleType | None:
-    """Return the module, ready for deferred reads of this reader; None if it has none or Python must run them."""
+    """Return the module, ready for deferred reads of this reader; None if only Python can run them."""
     module, reads = load(), device_reader.native_reads
     if module is None or reads is None:
         return None

@@ -75,10 +75,10 @@ class Observer:
     """Observes a model for a sink. Use it as a context manager, or call `close()` when done."""
 
     _separates_evaluation = False
-    """Whether forwards of an evaluation between training steps are told from those of training."""
+    """Whether forwards of an evaluation between training steps are distinguished from those of training."""
     _watcher_class: type[Watcher] = Watcher
     _records_evaluation = False
-    """Whether they are recorded, too, in a phase of their own."""
+    """Whether forwards of an evaluation are recorded, too, in a phase of their own."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Observer:
             self._undo = undo.pop_all()
 
     def _names_of(self, model: Any) -> NamesOf | None:
-        """Return what names the modules, if the model is a part of a larger one."""
+        """Return the function that names the modules, if the model is a part of a larger one."""
         return None
 
     def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:

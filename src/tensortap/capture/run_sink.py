@@ -99,7 +99,7 @@ class RunSink:
             snapshot_ended=self._recorder.end_snapshot,
             called_with=self.writer.called,
         )
-        """Where a watcher's tensors go, without what a tap adds."""
+        """The destination of a watcher's tensors, without the callbacks that a tap adds."""
         self.discard_deferred = self._recorder.discard_deferred
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:

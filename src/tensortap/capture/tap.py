@@ -172,7 +172,7 @@ class Tap(Observer):
         return optimizers
 
     def _connect_optimizers(self, optimizers: Optimizers) -> None:
-        """Write what optimizers do into the run."""
+        """Write the steps and settings of optimizers into the run."""
         if optimizers.several and self._uncounted is not None:  # one of them steps before the step ends
             self._uncounted = None
         if self._uncounted is not None:
@@ -244,7 +244,7 @@ class Tap(Observer):
         self._stop_training()
 
     def _show_progress(self) -> None:
-        """Show how far the run is, once a second, or less often if that takes long."""
+        """Write the progress of the run, once a second, or less often if writing takes long."""
         if self._run is None:
             return
         now = time.perf_counter()
@@ -275,7 +275,7 @@ class Tap(Observer):
                 self._run.incidents.keep(self._clock.step, "tap.keep() was called")
 
     def loss(self, value: Any) -> None:
-        """Tell the tap the loss of this step: a number, or a tensor with one element, which is read now.
+        """Record the loss of this step: a number, or a tensor with one element, which is read now.
 
         It is part of the run, `tensortap watch` shows it, and a spike keeps the ring's tensors. Between two steps, it
         is the loss of the step that has ended.
@@ -300,7 +300,7 @@ class Tap(Observer):
 
     @staticmethod
     def _device_marks(model: Any) -> Callable[[], DeviceMark | None] | None:
-        """Return what marks points on the timeline of the model's device; None if it computes on the host."""
+        """Return the function that marks points on the device's timeline; None if the model computes on the host."""
         framework = framework_of(model)
         if framework.pinning(model) is None or not hasattr(framework, "device_mark"):
             return None

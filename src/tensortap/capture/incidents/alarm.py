@@ -1,4 +1,4 @@
-"""Looks at every summary while a run is recorded: for a NaN or Inf that is born, and for the loss.
+"""Checks every summary while a run is recorded: for the birth of a NaN or Inf, and for the loss.
 
 The rules are those of `tensortap.health`. -Inf in activations does not count: masks are written that way. The first
 non-finite record of a step is the birth, because its sources came before it. There is no birth if the step began with
@@ -41,7 +41,7 @@ class NonfiniteRecord(NamedTuple):
     def counts(self) -> bool:
         """Whether it is wrong: it is neither a mask nor part of an evaluation.
 
-        An operator alone is not: code may compute a logarithm of zero, and leave it out afterwards.
+        A NaN in an operator alone is not wrong: code may compute a logarithm of zero, and leave it out afterwards.
         """
         is_mask = not self.nan and not self.posinf and self.key.kind in _ACTIVATIONS
         return not is_mask and self.key.phase != "eval" and self.key.kind != "operator"
@@ -57,7 +57,7 @@ class NonfiniteRecord(NamedTuple):
 
 
 class Alarm:
-    """Collects non-finite records and losses, on whatever thread learns of them. `loss` is a module and a path."""
+    """Collects non-finite records and losses, on any thread. `loss` is a module and a path."""
 
     def __init__(self, loss: tuple[str, str] | None = None) -> None:
         self._loss = loss
@@ -66,7 +66,7 @@ class Alarm:
         self._losses: list[tuple[int, float]] = []
 
     def saw(self, key: Key, seq: int, cls: str, dtype: str, summary: Summary) -> None:
-        """Look at one record. This runs for every tensor in host memory."""
+        """Check one record. This runs for every tensor in host memory."""
         if summary.nan or summary.posinf or summary.neginf:
             counts = summary.nan, summary.posinf, summary.neginf, summary.elements
             with self._lock:
@@ -75,7 +75,7 @@ class Alarm:
             self._add_loss(key.step, summary.mean, summary.nan + summary.posinf + summary.neginf)
 
     def saw_columns(self, columns: Mapping[str, Any]) -> None:
-        """Look at many records of a device, as columns of the index."""
+        """Check many records of a device, as columns of the index."""
         bad = np.sum([np.asarray(columns[name]) for name in ("nan", "posinf", "neginf")], axis=0)
         for row in np.flatnonzero(bad).tolist():
             key = Key(*(columns[name][row] for name in Key._fields))

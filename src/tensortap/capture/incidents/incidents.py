@@ -1,7 +1,8 @@
-"""What a tap does when something happens: a NaN is born, the loss jumps, an exception ends the block.
+"""Reactions of a tap to incidents: a NaN is born, the loss jumps, an exception ends the block.
 
 With `on_nonfinite="stop"`, a birth is raised at the end of a step, after the run is written. With a ring, the tensors
-of the last steps are kept for good. News of a device is one step late: the end of step 8 shows what happened in step 7.
+of the last steps are kept for good. Results from a device arrive one step late: those of step 7 are known at the end of
+step 8.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tensortap.store.writer.rank_writer import RankWriter
 __all__ = ["IncidentOptions", "Incidents", "ringed"]
 
 _MOST_KEPT = 8
-"""Times that a NaN or a loss keeps tensors; a training that is broken for good must not fill the disk."""
+"""Upper bound on how often a NaN or a loss keeps tensors: a training that stays broken must not fill the disk."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class IncidentOptions:
 
     @property
     def needs_alarm(self) -> bool:
-        """Whether every summary must be looked at."""
+        """Whether every summary must be checked."""
         return self.on_nonfinite is not None or self.loss is not None
 
     @property
     def ring_size(self) -> int | None:
-        """Steps before the one in which something happens; None without a ring."""
+        """Number of steps held before the step of an incident; None without a ring."""
         return 0 if self.ring is None and self.on_nonfinite == "keep" else self.ring
 
 
@@ -82,7 +83,7 @@ class Incidents:
         self.alarm = Alarm(None if options.loss is None else parse_loss(options.loss))
 
     def end_step(self, step: int, on_device: bool) -> None:
-        """Look at what is known by the end of a step."""
+        """Examine the summaries and losses that are known by the end of a step."""
         self._last = step
         if self._ring is not None:
             self._ring.end_step(step)

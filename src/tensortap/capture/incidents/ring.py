@@ -1,4 +1,4 @@
-"""The last steps whose tensors are kept for now, until something happens or they are released."""
+"""The last steps, whose tensors are held until an incident keeps them or the ring releases them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 __all__ = ["Ring"]
 
 _NEWS = 1
-"""Steps by which the news of a device may be late."""
+"""Number of steps by which results from a device may be late."""
 
 
 class Ring:
     """Holds the newest `size` steps, the step in progress, and one more, because a device reports with a delay.
 
-    `release` is called with a step whose tensors are no longer needed, `drop` with one of which nothing is.
+    `release` is called with a step whose tensors are no longer needed, `drop` with a step whose summaries are not
+    needed either.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Ring:
             self._drop(oldest)
 
     def keep(self, step: int, in_progress: bool = False) -> list[int]:
-        """Keep a step and those before it for good, and return which these are."""
+        """Keep a step and the steps before it for good, and return these steps."""
         before = self._size if in_progress else self._size + 1
         window = [each for each in self._ended if each <= step][-before:] if before else []
         chosen = [each for each in window if each in self._live]

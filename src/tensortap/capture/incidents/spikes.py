@@ -27,7 +27,7 @@ class LossSpikes:
         self._in_spike = False
 
     def add(self, loss: float) -> str:
-        """Add a loss; return what to say if a spike begins with it, else an empty text."""
+        """Add a loss; return a message if a spike begins with it, else an empty text."""
         usual = median(self._last) if len(self._last) >= _FEWEST else None
         if not math.isfinite(loss):
             spike = True

@@ -1,7 +1,7 @@
 """LoopBook: reads the loop facts of each recorded step, and writes those that changed.
 
-Nothing here is done for each tensor, except that the parameters of an optimizer are looked through for the kind
-step_grad. An error while facts are read costs these facts alone.
+No work is done per tensor, except that the kind step_grad visits the parameters of an optimizer. An error while facts
+are read loses these facts alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LoopBook:
             self._record_gradients(framework, gradients, name, groups)
 
     def optimizer_ended(self, name: str, step: OptimizerStep) -> None:
-        """Note what became of a step of an optimizer."""
+        """Note the outcome of an optimizer step."""
         if step.scale is not None:
             self._note("scaler", name, {"scale": step.scale})
         self._note("skipped", name, {"skipped": step.skipped})

@@ -19,7 +19,7 @@ WriteFact = Callable[[int, str, str, Mapping[str, Any]], None]
 
 
 class DetachedValues:
-    """Collects these values by module, over the calls of a step."""
+    """Collects values that autograd does not reach, by module, over the calls of a step."""
 
     def __init__(self, framework: Framework, write: WriteFact) -> None:
         self._framework = framework

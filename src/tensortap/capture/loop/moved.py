@@ -14,7 +14,7 @@ from tensortap.frameworks.base import Framework
 __all__ = ["MovedParameters"]
 
 _FIRST, _EVERY = 2, 64
-"""The first so many recorded steps are checked, then one of so many."""
+"""The first `_FIRST` recorded steps are checked, then one in `_EVERY`."""
 
 
 class MovedParameters:

@@ -1,10 +1,10 @@
-"""The optimizers of a tap: when a step ends, and who is told of it.
+"""The optimizers of a tap: they decide when a step ends, and their steps are reported.
 
 With several optimizers, a step ends when each has stepped at least once. If one steps more often than another, as a
 critic does, its further steps belong to the same step. After the first `tap.step()`, only `tap.step()` ends steps.
 
-An optimizer that comes later may replace the others, as that of a second phase which trains other parameters. So the
-others are waited for again once they have stepped again.
+An optimizer that is added later may replace the others, as in a second phase that trains other parameters. A step
+therefore waits for the others only after they have stepped again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Optimizers:
         self._on_end = guard(lambda: self.ends(self.steps.counts))
 
     def add(self, optimizer: Any, instead_of: Sequence[Any]) -> None:
-        """Watch another optimizer from now on. The first that it replaces, if any, leaves it its name."""
+        """Watch another optimizer from now on. It takes over the name of the first one that it replaces, if any."""
         gone = [name for name, each in self._optimizers.items() if any(each is other for other in instead_of)]
         for name in gone:
             self._hooks.pop(name)()
@@ -129,7 +129,7 @@ class Optimizers:
         self._hooks.clear()
 
     def step_ends(self) -> None:
-        """Report a step that ends, whoever ended it."""
+        """Report the end of a step, whether an optimizer or `tap.step()` has ended it."""
         if self.several:
             self._on_end()
         self.steps.clear()

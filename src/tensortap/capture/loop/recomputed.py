@@ -1,10 +1,10 @@
-"""Compares what a recomputation makes with what the first forward made, by a few elements of each tensor.
+"""Compares the values of a recomputation with those of the first forward, by a few elements of each tensor.
 
 Activation checkpointing runs a region again in backward. If the random state or a mode such as autocast was lost, the
-region then computes other values, and the gradients belong to a forward that never was. No record shows it: values of a
-recomputation are not recorded. In the first recorded step a sample of every input and output is kept until the step
-ends; in the second and in every 64th step only those of modules that were recomputed before. The first difference of a
-region becomes the loop fact `recomputation` of the module whose code made it.
+region then computes other values, and the gradients belong to a forward that never ran. No record shows it, because
+values of a recomputation are not recorded. In the first recorded step, a sample of every input and output is kept until
+the step ends. In the second and in every 64th step, only modules that were recomputed before are sampled. The first
+difference of a region becomes the loop fact `recomputation` of the module whose code made it.
 """
 
 from __future__ import annotations

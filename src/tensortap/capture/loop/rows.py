@@ -1,4 +1,5 @@
-"""Notes a digest of the rows that each micro step reads, whatever their order: another order of the same data shows.
+"""Notes a digest of the rows that each micro step reads. It is independent of their order, so that reordered data is
+recognised.
 
 The notes become the loop fact `rows`, at the end of each step. Tensors on a device are left out: reading them would
 make the host wait.

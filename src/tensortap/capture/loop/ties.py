@@ -1,4 +1,4 @@
-"""The tensors of a model by name: those that are one under several names, frozen parameters, and buffers."""
+"""The tensors of a model by name: all names of shared tensors, frozen parameters, and buffers."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Two kinds of attention return other values at positions that see nothing, such as padding, and no loss
 reads these. A summary mixes all positions, so that this difference hides a mistake elsewhere. A second sketch, over the
-other positions alone, shows it. The first recorded step has one for each input and output with the axes of the mask,
-and for the gradients that enter the model: what code computes is the same in later steps. They become the loop fact
-`visible` of a module. Tensors on a device are sketched there, and the host waits for all of them once.
+other positions alone, shows it. Only the first recorded step has such sketches: later steps run the same code. It has
+one for each input and output with the axes of the mask, and for the gradients that enter the model. They become the
+loop fact `visible` of a module. Tensors on a device are sketched there, and the host waits for all of them once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WriteFact = Callable[[int, str, str, Mapping[str, Any]], None]
 
 
 class VisibleValues:
-    """Collects these sketches over the first recorded step."""
+    """Collects sketches of visible values over the first recorded step."""
 
     def __init__(self, framework: Framework, write: WriteFact) -> None:
         self._framework = framework
         self._write = write
         self._hidden: dict[int, list[Positions]] = {}
-        """By micro step: what the masks hide that the model is given."""
+        """By micro step: the positions that the model's masks hide."""
         self._found: dict[str, dict[str, _Sketch]] = {}
         self._known: dict[Hashable, tuple[Identity, bytes, _Sketch | None]] = {}
         """Sketches of tensors that the step has shown."""
@@ -71,7 +71,7 @@ class VisibleValues:
                     own[f"{micro}.behind"] = _Sketch("padding is behind its texts")
 
     def seen(self, module: str, micro: int, call: int, kind: str, tensors: Iterable[tuple[str, Any]]) -> None:
-        """Take values of a call, or a gradient at its outputs."""
+        """Sketch values of a call, or a gradient at its outputs."""
         if self._over or micro not in self._hidden:
             return
         with suppress_errors():

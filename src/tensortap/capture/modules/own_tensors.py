@@ -41,7 +41,7 @@ class OwnTensors:
         self._hooked = None
 
     def report(self, hook_of: Callable[[Site, str], GradientCallback]) -> None:
-        """Call `hook_of(module, name)` for each parameter, and what it returns with each gradient of that one."""
+        """Call `hook_of(module, name)` for each parameter, and the returned hook with each of its gradients."""
         self._hook_of = hook_of
         self._callbacks.clear()
         self._hooked = None

@@ -35,7 +35,7 @@ class WatchedItems(NamedTuple):
 
 
 def changed_items(entries: list[WatchedItems]) -> list[int]:
-    """Return the places of those whose values have been replaced."""
+    """Return the positions of the entries with a value that was replaced."""
     if (native := native_classes.load()) is not None:
         return cast("list[int]", native.changed_items(entries))
     return [place for place, each in enumerate(entries) if not each.unchanged]
@@ -46,8 +46,9 @@ def identify_values(
 ) -> Hashable | None:
     """Return an object that is equal as long as the owners have the same objects in a dictionary of this name.
 
-    The objects are not held. Of `tensors` it counts, too, whether they require a gradient; with `hooks`, the name of an
-    attribute of theirs, also the only hook in it. Return None if a tensor has several hooks, or an empty dictionary.
+    The objects are not held. With `tensors`, the result also depends on whether each value requires a gradient. With
+    `hooks`, the name of an attribute of the values, it also depends on the only hook in that attribute. Return None if
+    a value has several hooks there, or an empty dictionary.
     """
     if (native := native_classes.load()) is not None:
         return cast("bytes | None", native.identify_values(owners, attribute, hooks, tensors))
@@ -79,7 +80,7 @@ def identify_parameters(framework: Framework, modules: list[Any]) -> Hashable:
 def identify_hooks(framework: Framework, modules: list[Any]) -> Hashable | None:
     """Return an object that is equal as long as the modules have the same parameters, each with the same only hook.
 
-    Return None where that cannot be said.
+    Return None if this cannot be determined.
     """
     if framework.parameters_attribute is None or framework.hooks_attribute is None:
         return None

@@ -1,6 +1,6 @@
 """Where in the whole the elements of a record are, in runs of several processes.
 
-layout.py         what the user says: a TOML file or a mapping
+layout.py         the user's layout: a TOML file or a mapping
 parallel.py       what a process knows about its part of a model
 placer.py         the placement of a record, from the layout, the framework, or a guess
 slot_placer.py    placements that hold from step to step

@@ -1,4 +1,4 @@
-"""What one process of several knows about its part of a model: mesh, global names, placements."""
+"""The facts that one process of several knows about its part of a model: mesh, global names, placements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Parallel"]
 
 
 class Parallel:
-    """Collects it when a tap is opened. In a run of one process without a layout, nothing is collected."""
+    """Collects these facts when a tap is opened. In a run of one process without a layout, nothing is collected."""
 
     def __init__(self, framework: Framework, model: Any, layout: Layout) -> None:
         self.placer: Placer | None = None
@@ -27,7 +27,7 @@ class Parallel:
         self.mesh: Mesh | None = None
         self.notices: list[str] = []
         self.report: Callable[[str], None] = self.notices.append
-        """Receives what turns out to be wrong with the layout while tensors are recorded."""
+        """Called with each error of the layout that shows while tensors are recorded."""
         self._layout = layout
         world = framework.world()
         if world < 2 and not layout:

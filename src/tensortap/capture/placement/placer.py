@@ -1,7 +1,8 @@
 """Placements of records: from the user's layout, from the framework, or as a guess that says so.
 
-The order is: a rule of the layout; the tensor itself (a DTensor); the parameter or layer; the convention that processes
-along data axes get other samples, in the first dimension, and that all others hold the same values.
+The sources, in this order: a rule of the layout; the tensor itself (a DTensor); the parameter or layer; a convention.
+By the convention, processes along data axes get other samples, in the first dimension, and all others hold the same
+values.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Placer:
     def is_current(self, place: SlotPlacement, kind: str, step: int, micro: int) -> bool:
         """Return whether a placement of an earlier record still holds for one of its shape.
 
-        The first input of a forward is placed anew, since it begins one.
+        The first input of a forward is always placed anew.
         """
         if self.batch is None:
             return place.batch is None and kind != "input"
@@ -169,7 +170,7 @@ class Placer:
         self.batch = step, micro, shape
 
     def _of_gradient(self, forward: Placement, shape: tuple[int, ...]) -> Placement | None:
-        """Return the placement of a gradient: that of its value, where a sum that was due has made replicas."""
+        """Return the placement of a gradient: that of its value, with partial sums reduced to replicas."""
         if not forward.fits(shape):
             return None
         axes = {axis: REPLICA if role.startswith(PARTIAL) else role for axis, role in forward.axes.items()}

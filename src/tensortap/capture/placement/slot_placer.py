@@ -1,4 +1,4 @@
-"""Placements of slots: what is found for one record usually holds for the same record of the next step."""
+"""Placements of slots: the placement of a record usually holds for the same record of the next step."""
 
 from __future__ import annotations
 

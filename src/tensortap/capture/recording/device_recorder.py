@@ -176,9 +176,10 @@ class DeviceRecorder:
         placement: Placement | None = None,
         place: SlotPlacement | None = None,
     ) -> None:
-        """Record a tensor on its device. `trial` is the slot of one that is also read again later.
+        """Record a tensor on its device.
 
-        `repeats` is the row of a tensor of which this one may be a copy: it is then dropped.
+        `trial` is the slot of a tensor that is also read again later. `repeats` is the row of a tensor of which this
+        one may be a copy; a copy is dropped.
         """
         # This runs on the thread that launches the step, which must stay ahead of its device: keep calls few.
         pending = self._pending_rows(device_reader)

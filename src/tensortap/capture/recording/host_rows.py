@@ -1,8 +1,7 @@
 """Rows of the index for plain tensors in host memory, from their copies to their summaries.
 
 A small tensor is copied when it comes, and a large one read, once however often the step shows it. The thread that
-writes the index summarises all copies of a step together, and makes the columns of the rows: nothing of that delays the
-step.
+writes the index summarises all copies of a step together, and makes the columns of the rows, without delaying the step.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class HostRows:
 
 
 def new_copies(hold: TokenHold, numbers: Iterator[int], quick: bool) -> TensorCopies:
-    """Return what copies small tensors. `quick` asks for the one in C."""
+    """Return the object that copies small tensors. `quick` asks for the one in C."""
     if not quick or (native := native_classes.load()) is None:
         return TensorCopies(hold, numbers)
     return cast(TensorCopies, native.Copies(hold, numbers, MOST_ROWS, _MOST_KNOWN, *READ_LIMITS))

@@ -95,7 +95,7 @@ class Recorder(DeviceRecorder):
         return read is not None and when == "later" and self._record_later(device_reader, tensor, read, slot, step)
 
     def _take_placed(self, places: SlotPlacer, tensor: Any, slot: RecordSlot, step: int) -> bool:
-        """Do as `take`, in a run of several processes. Small tensors in host memory have no quick way there."""
+        """Variant of `take` for a run of several processes. Small tensors in host memory have no quick way there."""
         if not self._device_readers or type(tensor) not in self._framework.plain_tensors:
             return False
         if (device_reader := self._framework.device_reader(tensor)) is None:
@@ -109,7 +109,7 @@ class Recorder(DeviceRecorder):
         )
 
     def quickest_take(self) -> Callable[[Any, RecordSlot, int], bool]:
-        """Return `take`, or what does the same in less time."""
+        """Return `take`, or a faster function with the same effect."""
         native = native_classes.load()
         if native is None or not isinstance(self._copies, native.Copies):
             return self.take
@@ -155,7 +155,7 @@ class Recorder(DeviceRecorder):
             self._record_there(device_reader, slot, step, tensor, repeats=row, placement=placement)
 
     def _reader_of(self, tensor: Any, placement: Placement | None) -> DeviceReader | None:
-        """Return what reads a tensor on its device; None if it must be read on the host."""
+        """Return the reader of a tensor's device; None if the tensor must be read on the host."""
         device_reader = self._framework.device_reader(tensor)
         if device_reader is None or placement is None or device_reader.can_place(tensor, placement):
             return device_reader
@@ -275,7 +275,7 @@ class Recorder(DeviceRecorder):
         self._seq += 1
 
     def forget(self, tensor: Any) -> None:
-        """Take a tensor for another one than before: its memory was reused, and no version counts that."""
+        """Treat a tensor as a new one: its memory was reused, and no version counts that."""
         if (device_reader := self._framework.device_reader(tensor)) is not None:
             token = device_reader.describe(tensor)[0]
             if token is not None and self._pending is not None:

@@ -31,7 +31,7 @@ class RepeatedColumns:
         self._joined_slots, self._joined_tensors = _JoinedColumns(), _JoinedColumns()
 
     def of_slots(self, *steps: Sequence[RecordSlot]) -> Mapping[str, Any]:
-        """Return the columns of what the slots of some steps say."""
+        """Return the columns of the slots of some steps."""
         return self._joined_slots.of([self._of_slots(slots) for slots in steps])
 
     def of_tensors(self, *steps: Sequence[TensorKind]) -> Mapping[str, Any]:
@@ -70,7 +70,7 @@ class _JoinedColumns:
 
 
 def slot_values(slots: Sequence[RecordSlot]) -> dict[str, list[Any]]:
-    """Return what slots say, by column."""
+    """Return the values of slots, by column."""
     values = {name: [getattr(slot, name) for slot in slots] for name in _SLOT_COLUMNS}
     return {**values, "cls": [slot.site.cls for slot in slots]}
 

@@ -1,4 +1,4 @@
-"""What repeats from step to step: the identities of records without their step."""
+"""Slots: the identities of records without their step, which repeat from step to step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 100_000
 
 
 class RecordSlot:
-    """A record as it comes in every step. Making it takes longer than anything else that a record needs."""
+    """A record as it occurs in every step. Creating a slot takes longer than all other work for a record."""
 
     __slots__ = (
         "call",

@@ -1,4 +1,4 @@
-"""Hooks, and what they find out about calls and gradients.
+"""Hooks, and the calls and gradients that they observe.
 
 watcher.py           the calls of modules, over gradient_watcher.py: gradients, parameters and buffers
 planned_watcher.py   steps that repeat the one before; follower.py compares them with it, event by event

@@ -29,7 +29,7 @@ class ModuleCall:
     recomputed: bool = False
     """Whether this is itself a recomputation."""
     repeats: ModuleCall | None = None
-    """The call that this recomputation repeats, where only one can be meant."""
+    """The call that this recomputation repeats, if it is unambiguous."""
     samples: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     """A few elements of its inputs and outputs, by kind and path."""
     caller: str | None = None

@@ -1,4 +1,4 @@
-"""Where the tensors of a watcher go, and who hears of its events."""
+"""The destination of a watcher's tensors, and callbacks for its events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _not_taken(*_: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Destination:
-    """Where the tensors of a watcher go, and who hears of its events: nobody by default."""
+    """The destination of a watcher's tensors, and callbacks for its events, which do nothing by default."""
 
     record: Callable[[Any, RecordSlot, int], None]
     """Records a tensor of a step."""

@@ -33,7 +33,7 @@ class Opened:
     detached: Sequence[str] | None = None
     """Paths of all tensors that autograd does not reach, where the tensors themselves do not show it."""
     paths: Sequence[str] = ()
-    """With `detached`: the paths of all tensors, also of those that are not at hand."""
+    """With `detached`: the paths of all tensors, also of those that `tensors` lacks."""
     in_graph: Sequence[bool] = ()
     """With `detached`: whether compiled code has made each tensor, in memory of its own."""
 

@@ -1,8 +1,9 @@
 """Follows the plan of a step: the tensors of an event that was planned go to their slots.
 
-An event is followed only if it is what the plan says in all that a record, a remark or a fact depends on: the module,
-the structure and the plain values of its arguments and outputs, which of them are its own inputs, whether autograd is
-on and reaches them, and whether backward recomputes. Shapes, dtypes and values may differ: they are read every time.
+An event is followed only if it agrees with the plan in everything that a record, a remark or a fact depends on. The
+module must be the same, and the structure and plain values of its arguments and outputs. So must be the outputs that
+are its own inputs, whether autograd is on and reaches the tensors, and whether backward recomputes. Shapes, dtypes and
+values may differ: they are read every time.
 
 `native/events.h` has the same in C. Both are tested by the same tests.
 """
@@ -60,11 +61,11 @@ class NoGradient(NamedTuple):
 
 
 OpenCall = tuple[PlannedCall, Mapping[int, int], int, Sequence[tuple[str, Edge]]]
-"""A call in progress, with what `ModuleCall` has as `inputs`, `mark` and `edges`."""
+"""A call in progress, with the `inputs`, `mark` and `edges` of `ModuleCall`."""
 
 
 class PlannedWork(Protocol):
-    """What a watcher does for a follower: little of it occurs at every call."""
+    """The methods of a watcher that a follower calls; few of them run at every call."""
 
     def begin_planned(self, planned: PlannedCall, tensors: Sequence[Any]) -> None:
         """Begin a micro step with a call."""
@@ -119,7 +120,7 @@ class Follower:
         self.following = True
 
     def use(self, guard: Callable[..., Any]) -> None:
-        """Tell what guards the hooks."""
+        """Set the guard of the hooks."""
 
     # --- hooks -------------------------------------------------------------------------------------------------
     def before(self, site: Site, careful: Callable[..., Any]) -> Callable[..., Any]:

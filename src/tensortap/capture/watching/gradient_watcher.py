@@ -78,11 +78,11 @@ class GradientWatcher:
                 self._keep[name] = self._selection.keep_of(name)
 
     def _gradient_hook(self, slot: RecordSlot) -> GradientCallback:
-        """Return what to call with the gradient of an output."""
+        """Return the callback for the gradient of an output."""
         return partial(self._on_gradient, slot)
 
     def _parameter_hook(self, site: Site, name: str) -> GradientCallback:
-        """Return what to call with the gradient of a parameter."""
+        """Return the callback for the gradient of a parameter."""
         return partial(self._on_parameter_gradient, site, name)
 
     def hold(self, remove: Remove) -> None:
@@ -112,7 +112,7 @@ class GradientWatcher:
                 self._step_hooks.append(remove)
 
     def _callbacks_of(self, site: Site, call: ModuleCall, opened: Opened) -> Sequence[GradientCallback]:
-        """Return what takes the gradients of a call's outputs. The next step's call uses the same ones."""
+        """Return the callbacks for the gradients of a call's outputs. The next step's call uses the same ones."""
 
         def make(paths: Sequence[str]) -> Sequence[GradientCallback]:
             slots = [self._slot(call.micro, "backward", site, call.number, "grad_output", path) for path in paths]

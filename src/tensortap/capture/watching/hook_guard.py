@@ -1,4 +1,4 @@
-"""What surrounds every hook of a tap."""
+"""HookGuard: the wrapper around every hook of a tap."""
 
 from __future__ import annotations
 

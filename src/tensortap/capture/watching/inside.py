@@ -1,8 +1,8 @@
 """Calls inside compiled graphs: taps in the compiled code show their tensors, and the watcher records them as usual.
 
 A graph's own call is seen twice: from outside, with the tensors that the caller holds, and from inside. The first is
-recorded. From inside comes what cannot be seen otherwise: which outputs of the graph are outputs of a module in it, so
-that their gradient is the sum over all uses.
+recorded. Only the view from inside shows which outputs of the graph are outputs of a module in it, so that their
+gradient is the sum over all uses.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class CallRecorder(Protocol):
     """The part of a watcher that records calls."""
 
     def graph_begins(self, autograd: bool) -> tuple[Clock, ModuleCall | None, str]:
-        """Begin a run of a compiled graph. Return its clock, the call that it is part of, and its phase: an empty one
-        if it is not recorded."""
+        """Begin a run of a compiled graph. Return its clock, the call that it is part of, and its phase.
+
+        The phase is empty if the run is not recorded.
+        """
 
     def begin_inside(self, site: Site, call: ModuleCall, phase: str) -> None:
         """Begin a call, before anything of it is recorded."""
@@ -55,10 +57,10 @@ class CallRecorder(Protocol):
 
     @property
     def repeats_steps(self) -> bool:
-        """Whether a call that is like one of an earlier step needs no more than that its tensors are recorded."""
+        """Whether a call that is like one of an earlier step needs only its records."""
 
     def slots_inside(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> Sequence[RecordSlot] | None:
-        """Return the slots of a call's tensors; None if more than recording them is to be done at every call."""
+        """Return the slots of a call's tensors; None if every such call needs more than recording its tensors."""
 
     def record_inside(self, slots: Sequence[RecordSlot], tensors: Sequence[Any]) -> None:
         """Record the tensors of a call that is like one of an earlier step."""
@@ -67,10 +69,10 @@ class CallRecorder(Protocol):
         """Record a gradient of a call."""
 
     def forget(self, tensor: Any) -> None:
-        """Take a tensor for another one than before: its memory has other values than when it was last seen."""
+        """Treat a tensor as a new one: its memory has other values than when it was last seen."""
 
     def code_changed(self) -> None:
-        """Record other compiled code than before from now on."""
+        """Prepare for other compiled code than before."""
 
 
 class _GraphRun:
@@ -136,7 +138,8 @@ class InsideCalls:
         """Returns where the elements of a tensor are."""
         self._slots: dict[str, dict[tuple[GraphPoint, int, int], Sequence[RecordSlot]]] = {}
         """By module, then by point, micro step and number of the call: the slots of its tensors. A point of compiled
-        code has the same tensors in every step, so what else is to be noted of it was noted in an earlier one."""
+        code has the same tensors in every step, so everything else about it was noted in an earlier one.
+        """
         self._traced = 0
         """Number of graphs when the newest run began."""
         self.at_once = False
@@ -147,8 +150,9 @@ class InsideCalls:
         self._guard = guard
 
     def place(self, sites: Sequence[Site], hooked: Sequence[HookedModule], calls: Mapping[str, Any]) -> None:
-        """Tap these modules. `calls` returns, by name, what to call around an uncompiled call of a module that has no
-        hooks of its own."""
+        """Tap these modules. `calls` returns, by name, the callbacks around an uncompiled call of a module that has no
+        hooks of its own.
+        """
         event = self._guard(self._event)
         wanted = {}
         for site in sites:
@@ -313,7 +317,7 @@ class InsideCalls:
             self._recorder.gradient_inside(site, containing, kind, its_path, gradient)
 
     def _see_values(self, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]) -> None:
-        """Take note of the memory of a call's tensors, but not of those from outside: their versions are counted."""
+        """Note the memory of a call's tensors, except for those from outside, whose versions are counted."""
         for tensor, number in zip(tensors, spec["values"], strict=False):
             if number >= 0:
                 self._changed(tensor, (call[0], number))
@@ -338,7 +342,7 @@ def _opened(tensors: Sequence[Any], spec: Mapping[str, Any]) -> Opened:
 
 
 class _SiteReceiver:
-    """Receives what one module does. Implements `capabilities.GraphReceiver`."""
+    """Receives the events of one module. Implements `capabilities.GraphReceiver`."""
 
     __slots__ = ("_after", "_before", "_event", "_site", "_uncompiled")
 

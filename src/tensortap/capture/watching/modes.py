@@ -29,7 +29,7 @@ class Modes:
         self._framework = framework
         self._root = root
         self._separate = separate
-        """Whether evaluation is told from training; otherwise only traces are."""
+        """Whether evaluation is distinguished from training; otherwise only traces are."""
         self.recorded = recorded
         """Whether evaluation is recorded."""
         self._trains = trains
@@ -40,7 +40,7 @@ class Modes:
         """Forwards so far, as long as all of them may have been an evaluation before the training."""
         self._may_be_trial = separate
         self.discard_trial: Callable[[], None] = lambda: None
-        """Drops what was recorded so far."""
+        """Drops all records so far."""
         self._open: list[str] = []
         """The modules of an evaluation or trace that is in progress."""
         self._mode: Mode = "train"
@@ -55,7 +55,7 @@ class Modes:
 
     @property
     def settled(self) -> bool:
-        """Whether `observe` has nothing to find out any more."""
+        """Whether `observe` has nothing left to determine."""
         return self._trains and self._uses_modes
 
     def gradient_came(self) -> None:

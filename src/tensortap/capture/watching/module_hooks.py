@@ -14,7 +14,7 @@ __all__ = ["HookedModule", "ModuleHooks"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookedModule:
-    """A module that is hooked, and what its hooks call."""
+    """A module that is hooked, and the callbacks of its hooks."""
 
     name: str
     """Its structural name; the root is the empty string."""
@@ -30,9 +30,9 @@ class ModuleHooks:
         self._framework = framework
         self._wanted: dict[tuple[str, int], HookedModule] = {}
         self._placed: dict[tuple[str, int], tuple[bool, Remove]] = {}
-        """For each module: whether it was compiled when its hooks were placed, and what removes them."""
+        """For each module: whether it was compiled when its hooks were placed, and the function that removes them."""
         self._detached: dict[tuple[str, int], tuple[bool, RepeatableHooks]] = {}
-        """The same of hooks that are removed for a while."""
+        """The same for hooks that are removed for a while."""
         self._attached = True
 
     def update(self, wanted: Iterable[HookedModule]) -> None:

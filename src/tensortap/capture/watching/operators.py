@@ -1,4 +1,4 @@
-"""Records what the operators of chosen modules compute, forward and backward."""
+"""Records the results of the operators of chosen modules, forward and backward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _OpenCall:
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """A thread that calls modules: its calls in progress, and what shows its operators."""
+    """A thread that calls modules: its calls in progress, and the watch that reports its operators."""
 
     watch: OperatorWatch
     open: list[_OpenCall] = field(default_factory=list)
@@ -45,20 +45,20 @@ class OperatorRecords:
     """Follows the calls of modules, and watches operators while the innermost one is a chosen module."""
 
     def __init__(self, framework: Framework, selection: Selection, book: CoverageBook, gradients: bool) -> None:
-        """`gradients`: whether those of backward are recorded, too."""
+        """`gradients`: whether operators of backward are recorded, too."""
         self._framework = framework
         self._selection = selection
         self._book = book
         self._gradients = gradients
         self._threads: dict[int, _Thread] = {}
-        """By the thread's number. Frameworks see the operators of one thread alone."""
+        """By the thread's number, because a framework reports only the operators of one thread."""
         self.record: Callable[[Site, ModuleCall, str, str, Any], None] = lambda *_: None
         """Records a tensor of a site's call: phase, path, tensor."""
         self.hold: Callable[[Remove], None] = lambda _: None
         """Keeps a hook until the step ends."""
 
     def use(self, guard: Guard) -> None:
-        """Take the guard of all callbacks."""
+        """Set the guard of all callbacks."""
         self._on_sent = guard(self._sent)
         self._guard = guard
 
@@ -125,7 +125,7 @@ class OperatorRecords:
 def _update(thread: _Thread) -> None:
     """Watch operators while the innermost module is a chosen one.
 
-    What the outer module computed last is complete before the inner one runs, and the other way round.
+    The last operator of the outer module is complete before the inner module runs, and vice versa.
     """
     thread.watch.stop()
     if thread.open and thread.open[-1].wanted:

@@ -1,12 +1,12 @@
 """Watches a step by the plan of the step before.
 
 A training step repeats itself: the same calls in the same order, with the same structure of arguments, and gradients in
-the same order. `Watcher` finds out what each of them is, from counters, tables and comparisons. That takes many
-times as long as recording. So every step leaves a plan, the list of its events. In the next step an event that is the
-next one of the plan needs no finding out: its tensors go to their slots.
+the same order. `Watcher` identifies each of them by counters, tables and comparisons, which takes many times as long as
+recording. Therefore every step leaves a plan, the list of its events. In the next step, an event that is the next one
+of the plan needs no identification: its tensors go to their slots.
 
 The counters stand still meanwhile. At the first event that differs, the events of the plan so far are counted, and the
-step goes on as if there had been no plan. What it does becomes the next plan.
+step goes on as if there had been no plan. Its events become the next plan.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlannedWatcher(Watcher):
         self._logged_calls: list[PlannedCall] = []
         """The calls of the log that are in progress."""
         self._counts: Mapping[str, tuple[int, int, int]] = {}
-        """By module, what the plan's events add to the coverage."""
+        """By module, the counts that the plan's events add to the coverage."""
         self._awaits_access = native_classes.use_access(self._framework)
 
     def place(self, guard: Guard, undo: ExitStack) -> None:

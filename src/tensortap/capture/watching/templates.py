@@ -1,8 +1,8 @@
-"""Opens the arguments and outputs of a module by what they were in its call before.
+"""Opens the arguments and outputs of a module by the structure that they had in its previous call.
 
 A module is called with the same structure in every step: the same keywords, the same switches, tensors in the same
-places. Checking that takes a tenth of the time of opening anew, and all that was derived from the structure, as paths
-and slots, can be used again. A value that differs is opened as if there had been no call before.
+places. Checking that takes a tenth of the time of opening anew. Everything derived from the structure, such as paths
+and slots, is reused. A value that differs is opened as if there had been no call before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tensortap.frameworks.base import Framework
 __all__ = ["Template", "TemplateOpener", "one_value"]
 
 _MOST_MISSES = 64
-"""Values that differ from their template before a module is taken for one whose calls never repeat."""
+"""Number of values that differ from their template before a module counts as one whose calls never repeat."""
 _MOST_CALLS = 256
-"""Calls of one template for which anything is kept: a step that never ends must not grow for ever."""
+"""Upper bound on calls of one template for which anything is kept: a step that never ends must not grow for ever."""
 
 
 class Template:
@@ -39,7 +39,7 @@ class Template:
         self._by_call: dict[Any, Any] = {}
 
     def of_call(self, call: Any, make: Callable[[Sequence[str]], Any]) -> Any:
-        """Return what is kept for a call; `make` makes it from the paths."""
+        """Return the data kept for a call; `make` makes it from the paths."""
         if (found := self._by_call.get(call)) is None:
             if len(self._by_call) == _MOST_CALLS:
                 self._by_call.clear()
@@ -66,7 +66,7 @@ class Template:
 
 
 class TemplateOpener:
-    """Opens what one module gets, or what it returns. A run keeps the plain values of arguments alone."""
+    """Opens the arguments or the outputs of one module. A run keeps plain values of arguments only."""
 
     __slots__ = ("_builder", "_framework", "_misses", "_template")
 

@@ -32,7 +32,7 @@ from tensortap.frameworks.base import AfterCall, BeforeCall, Framework, Identity
 __all__ = ["Watcher", "Wrappers"]
 
 Wrappers = Mapping[int, Sequence[tuple[Any, Callable[[], None]]]]
-"""By the id of a module: compiled wrappers outside of the model, each with what to call before its calls."""
+"""By the id of a module: compiled wrappers outside of the model, each with the callback before its calls."""
 
 
 class Watcher(GradientWatcher):
@@ -56,13 +56,13 @@ class Watcher(GradientWatcher):
         self.rows: InputRows | None = None
         """Notes which rows a step reads, in any order."""
         self.detached: DetachedValues | None = None
-        """Notes which values autograd does not reach, where that is kept."""
+        """Notes which values autograd does not reach, if that is recorded."""
         self.operators: OperatorRecords | None = None
-        """Records the operators of some modules, where that is asked for."""
+        """Records the operators of some modules, if requested."""
         self._evaluation_clock = Clock()
-        """Counts the forwards and calls of an evaluation, where it is recorded."""
+        """Counts the forwards and calls of an evaluation, if it is recorded."""
         self.inside: InsideCalls | None = None
-        """Shows calls inside compiled graphs, where that is asked for."""
+        """Shows calls inside compiled graphs, if requested."""
         self._arguments: dict[str, str] = {}
         """Plain arguments of each module's last call, as text. A module that never had any is absent."""
         self._module_hooks = ModuleHooks(framework)
@@ -131,7 +131,7 @@ class Watcher(GradientWatcher):
                     yield HookedModule(site.name, wrapper, partial(_through, first, before), after)
 
     def _call_hooks(self, site: Site) -> tuple[BeforeCall, AfterCall]:
-        """Return what to call when a call of this module begins, and when it ends."""
+        """Return the callbacks for the beginning and the end of a call of this module."""
         return partial(self._on_begin, site), partial(self._on_end, site)
 
     def follow(self, tree: Tree, chosen: Sequence[Site], fresh: Sequence[Site], wrappers: Wrappers) -> None:
@@ -184,7 +184,7 @@ class Watcher(GradientWatcher):
         self.drop()
         self._arguments.clear()
         self._snapshot_of = None
-        self._set_sites(self._chosen_sites)  # what was worked out for its calls names slots of the old recorder
+        self._set_sites(self._chosen_sites)  # the data kept for its calls refers to slots of the old recorder
 
     def _see_end(self) -> None:
         """Called when the last call and the last gradient of a step were seen."""
@@ -227,7 +227,7 @@ class Watcher(GradientWatcher):
     def graph_begins(self, autograd: bool) -> tuple[Clock, ModuleCall | None, str]:
         """Begin a run of a compiled graph. Return its clock, the call that it is part of, and its phase.
 
-        The phase is empty if it is not recorded.
+        The phase is empty if the run is not recorded.
         """
         if self.modes is not None and (mode := self.modes.of_graph(self._clock.idle, autograd)) != "train":
             if mode != "eval" or not self.modes.recorded:
@@ -270,11 +270,11 @@ class Watcher(GradientWatcher):
             self._end_forward(site, idle=True)
 
     def forget(self, tensor: Any) -> None:
-        """Take a tensor for another one than before: compiled code has reused its memory."""
+        """Treat a tensor as a new one: compiled code has reused its memory."""
         self.destination.forget(tensor)
 
     def code_changed(self) -> None:
-        """Record other compiled code than before from now on."""
+        """Prepare for other compiled code than before."""
         self.destination.code_changed()
 
     @property
@@ -283,7 +283,7 @@ class Watcher(GradientWatcher):
         return self.recomputations is None or not self.recomputations.samples
 
     def slots_inside(self, site: Site, call: ModuleCall, kind: str, opened: Opened) -> Sequence[RecordSlot] | None:
-        """Return the slots of a call's tensors; None if more than recording them is to be done at every call."""
+        """Return the slots of a call's tensors; None if every such call needs more than recording its tensors."""
         if opened.arguments or site.name in self._arguments:
             return None
         if site.name not in self._sites or kind not in self._kinds:
@@ -463,7 +463,7 @@ class Watcher(GradientWatcher):
             self._book.remark(site.name, f"{kind} of type {name} is not opened")
 
     def record_operator(self, site: Site, call: ModuleCall, phase: str, path: str, tensor: Any) -> None:
-        """Record what an operator of a module has made, in forward or in backward."""
+        """Record the results of an operator of a module, in forward or in backward."""
         self._record(tensor, self._slot(call.micro, phase, site, call.number, "operator", path))
 
     @property

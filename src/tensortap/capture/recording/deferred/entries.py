@@ -55,7 +55,7 @@ class DeviceEntries:
         self._held.add(tensor)
 
     def forget(self, token: Hashable) -> None:
-        """Take the tensor for another one from now on."""
+        """Treat the tensor as another one from now on."""
         self._known.pop(token, None)
 
     def release(self) -> None:

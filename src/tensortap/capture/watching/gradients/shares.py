@@ -2,8 +2,8 @@
 
 A hook on the input tensor sees the sum over everything that used it. A private edge (a clone or a view before the
 module) would isolate the module's share. It would also change the grouping of the sum, so the last bits of training
-would depend on the tap. Therefore nothing is inserted. After the call, the graph nodes that the module made and that
-feed the input's edge are found, and what each of them sends along that edge is added up. `siblings.py` handles
+would depend on the tap. Therefore nothing is inserted. After the call, the graph nodes are found that the module made
+and that feed the input's edge. The gradients that these nodes send along the edge are added up. `siblings.py` handles
 frameworks that do not report which of several edges a node feeds.
 """
 
