@@ -1,8 +1,8 @@
 """The contract between capture and a framework, in small protocols.
 
 Capture knows no framework. Modules, tensors, parameters and graph nodes are opaque to it: only their framework looks
-inside. `Framework` is what capture needs of every framework. `capabilities.py` holds what single features need beyond
-that. `FrameworkBase` has neutral answers for a framework that lacks wrappers, compilers, devices or ranks.
+inside. `Framework` has the methods that capture needs of every framework. `capabilities.py` has the further needs of
+single features. `FrameworkBase` has neutral answers for a framework that lacks wrappers, compilers, devices or ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 Remove = Callable[[], None]
-"""Removes what was placed. A second call has no effect."""
+"""Removes a hook. A second call has no effect."""
 
 BeforeCall = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 """Called with args and kwargs before the module runs. May return others, which the module then receives instead."""
@@ -52,8 +52,9 @@ GradientCallback = Callable[[Any], None]
 
 
 HostMemory = tuple[TensorKind, int, Hashable | None]
-"""A plain tensor in host memory, without an object for it: its kind, its address, and a token that is equal at two
-sightings of the same unchanged tensor, as `Identity.token`."""
+"""A plain tensor in host memory, described by a tuple: its kind, its address, and a token. As with `Identity.token`,
+the token is equal at two sightings of the same unchanged tensor.
+"""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every sighting, and freezing doubles the time that takes
@@ -89,7 +90,7 @@ class Process(Protocol):
         """Yield the state of each of the framework's random generators, with a name like "torch.cpu"."""
 
     def notices(self) -> Sequence[str]:
-        """Return what the run as a whole should report about the framework so far; usually nothing."""
+        """Return remarks about the framework for the run as a whole; usually none."""
 
 
 class ModelStructure(Protocol):
@@ -133,7 +134,7 @@ class ModelStructure(Protocol):
         """Call `changed` before any module of the process gets a child, and after it was compiled in place.
 
         Call `wrapped` with each compiled wrapper of a module: those that exist, and later ones after they were made.
-        Both are methods, of which only weak references are kept. Return None if the framework reports nothing;
+        Both are methods; only weak references to them are kept. Return None if the framework reports nothing;
         `signature` then shows changes.
         """
 
@@ -158,10 +159,10 @@ class ModelStructure(Protocol):
         """Return the module's own buffers, without those of its children."""
 
     def internal_attributes(self) -> Collection[str]:
-        """Return the attributes of every module that are the framework's own and tell nothing about the module."""
+        """Return the attributes that the framework gives every module, and that say nothing about the module itself."""
 
     def remarks(self, module: Any) -> str:
-        """Return what a tap on this module inevitably changes or misses; usually nothing."""
+        """Return remarks on what a tap on this module inevitably changes or misses; usually none."""
 
 
 class Hooks(Protocol):
@@ -172,7 +173,7 @@ class Hooks(Protocol):
 
     @property
     def native_hooks(self) -> NativeHooks | None:
-        """What the C code needs to run the hooks of `on_call`; None if only Python can."""
+        """The objects with which the C code runs the hooks of `on_call`; None if only Python can run them."""
 
     def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         """Call back when this tensor's gradient is known. Return None if the tensor takes no part in autograd."""
@@ -181,7 +182,7 @@ class Hooks(Protocol):
         """Call back with this backward's own gradient, not the accumulated one. Return None for a frozen parameter."""
 
     def replaces_parameter(self, parameter: Any) -> bool:
-        """Return whether each forward puts another tensor in the place of this parameter, as FSDP1 does."""
+        """Return whether each forward replaces this parameter by another tensor, as FSDP1 does."""
 
     def hook_is_current(self, parameter: Any, remove: Remove) -> bool:
         """Return whether an earlier `on_parameter_gradient` still holds.
@@ -247,7 +248,7 @@ class TensorValues(Protocol):
         """Return the identity, or None if the framework tracks no changes: every sighting is then read again."""
 
     def local_shape(self, tensor: Any) -> tuple[int, ...]:
-        """Return the shape of what this process holds of a tensor."""
+        """Return the shape of the part of a tensor that this process holds."""
 
     def host(self, tensor: Any) -> npt.NDArray[np.generic]:
         """Return the elements as a NumPy array: a view of a tensor in host memory, not a copy.
@@ -272,15 +273,15 @@ class TensorValues(Protocol):
     def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
         """Return where the elements of a plain, readable tensor in host memory are, one after the other.
 
-        Return None for every other tensor, and for one without elements: `unreadable`, `identity` and `host` answer
-        for it. This runs first for every tensor, so it does little. `likely` is what the tensor in the same place was
-        in the step before.
+        Return None for every other tensor, and for one without elements: `unreadable`, `identity` and `host` answer for
+        it. This runs first for every tensor, so it does little. `likely` is the kind of the tensor in the same place in
+        the step before.
         """
 
     def gathered(self, tensor: Any, most: int) -> tuple[Any, HostMemory] | None:
-        """Do as `host_memory` for a tensor of at most `most` bytes whose elements are not neighbours.
+        """Variant of `host_memory` for a tensor of at most `most` bytes whose elements are not neighbours.
 
-        They are gathered in an array, which is returned as well, since it must exist while they are read there.
+        The elements are gathered in an array. It is returned as well, since it must exist while they are read there.
         """
 
     def hold_tokens(self) -> TokenHold:
@@ -291,17 +292,17 @@ class Devices(Protocol):
     """Tensors outside of host memory."""
 
     def device_reader(self, tensor: Any) -> DeviceReader | None:
-        """Return what reads this tensor on its device; None if it is in host memory or must be copied there."""
+        """Return the reader of this tensor's device; None if the tensor is in host memory or must be copied there."""
 
     def pinning(self, model: Any) -> MemoryPinning | None:
-        """Return what pins memory for copies from the model's device; None if the model is in host memory."""
+        """Return the function that pins memory for copies from the model's device; None for a model in host memory."""
 
     def visible_sketches(self) -> VisibleSketches | None:
-        """Return what sketches tensors on a device without hidden positions; None if nothing does."""
+        """Return the object that sketches tensors on a device without hidden positions; None if there is none."""
 
 
 class Framework(Process, ModelStructure, Hooks, Autograd, TensorValues, Devices, Protocol):
-    """Everything that capture needs of a framework."""
+    """All methods that capture needs of a framework."""
 
 
 def require(framework: Process, capability: type, feature: str) -> Any:

@@ -109,12 +109,12 @@ class GradientGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """What became of a step of an optimizer."""
+    """The outcome of an optimizer step."""
 
     scale: float | None = None
     """The scale of the gradient scaler that ran the step; None without one, or if it is only known on a device."""
     skipped: bool | None = False
-    """Whether a gradient scaler left the step out; None if that is only known on a device."""
+    """Whether a gradient scaler skipped the step; None if that is only known on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,17 @@ class OptimizerSteps(Protocol):
     def on_optimizer_step(
         self, optimizer: Any, before: Callable[[], None], after: Callable[[OptimizerStep], None]
     ) -> Remove:
-        """Call back around each step of the optimizer, also one that a gradient scaler leaves out.
+        """Call back around each step of the optimizer, also one that a gradient scaler skips.
 
-        `before` is called once for a step, when its gradients are known: after the first closure, if there is one. A
-        skipped step has none.
+        `before` is called once for a step, when its gradients are known: after the first closure, if there is one. It
+        is not called for a skipped step.
         """
 
     def optimizer_settings(self, optimizer: Any) -> Mapping[str, Any]:
         """Return the optimizer's class as `class`, and plain settings that belong to no group."""
 
     def optimizer_groups(self, optimizer: Any) -> Sequence[ParameterGroup]:
-        """Return the optimizer's parameter groups, with their settings of now."""
+        """Return the optimizer's parameter groups, with their current settings."""
 
     def gradient_of(self, parameter: Any) -> Any | None:
         """Return the gradient that a step would use; None if the parameter has none."""
@@ -159,7 +159,7 @@ class DeviceTimeline(Protocol):
     """Durations on a device that runs beside the host, for `budget=`."""
 
     def device_mark(self, model: Any) -> DeviceMark | None:
-        """Return a mark where the device of the model is now; None if it computes on the host."""
+        """Return a mark at the current point of the model's device; None if the model computes on the host."""
 
 
 class EagerExecution(Protocol):
@@ -178,11 +178,11 @@ class GraphPoint:
     call: int
     """Number of the call within the graph."""
     spec: Mapping[str, Any]
-    """What is known of the call and its tensors."""
+    """The known facts about the call and its tensors."""
 
 
 class GraphReceiver(Protocol):
-    """Receives what one module does inside compiled graphs."""
+    """Receives the events of one module inside compiled graphs."""
 
     def event(self, point: GraphPoint, run: int, values: Sequence[Any]) -> None:
         """Take the tensors at a point. `run` is the number of a run of the graph, which forward and backward share."""
@@ -202,15 +202,17 @@ class GraphTaps(Protocol):
 
     @property
     def traced(self) -> int:
-        """How many graphs were traced so far. Other code uses memory in another way."""
+        """Number of graphs traced so far. Other code uses memory in another way."""
 
     @property
     def notices(self) -> Sequence[str]:
-        """What taps may change in the graphs so far, beside their rounding."""
+        """Notices on changes in the graphs so far that taps may cause, beside their rounding."""
 
     @property
     def replays(self) -> bool:
-        """Whether compiled code may run in an order that its own code does not show, so that no tensor keeps."""
+        """Whether compiled code may run in an order that its own code does not show, so that no tensor keeps its
+        values.
+        """
 
     def place(self, wanted: Mapping[int, tuple[Any, GraphReceiver]], called: Sequence[Any]) -> bool:
         """Tap these modules, by id, and no others. Return whether code that was compiled before is dropped.
@@ -229,7 +231,7 @@ class InsideGraphs(Protocol):
         """Return the compiled self of a model, with the framework's own options."""
 
     def graph_taps(self, kinds: frozenset[str], emulate_casts: bool) -> GraphTaps:
-        """Return what places taps that record these kinds."""
+        """Return the object that places taps that record these kinds."""
 
     def memory_of(self, tensor: Any) -> Hashable:
         """Return where the elements are. Memory that was allocated anew differs while the earlier one is held."""
@@ -272,8 +274,8 @@ class ExactExecution(Protocol):
         """Return a block in which every operation computes in float64, without autocast and, unless asked, autograd.
 
         `drew` is called for every operation that draws random numbers. Their state is restored after the block.
-        `rounded` is called with the name of each operation that has no kernel for float64 and runs in a shorter dtype;
-        without it, such an operation raises its error.
+        `rounded` is called with the name of each operation that runs in a shorter dtype because it has no kernel for
+        float64. Without `rounded`, such an operation raises its error.
         """
 
     def exact_backward(self, starts: Sequence[tuple[Any, npt.NDArray[np.generic]]]) -> None:
@@ -284,7 +286,7 @@ class Reruns(Protocol):
     """Repeated runs of one model from the same state, to measure noise."""
 
     def save_state(self, model: Any) -> Callable[[], None]:
-        """Save parameters, buffers, gradients and the random state; return what restores them bit for bit."""
+        """Save parameters, buffers, gradients and random state; return a function that restores them bit for bit."""
 
     def run_backward(self, tensors: Sequence[Any]) -> None:
         """Run backward from these tensors: with gradient 1 from scalars, with fixed random gradients from others."""
@@ -311,42 +313,42 @@ class ReplayedCalls(Protocol):
     """Recorded calls that run again."""
 
     def player(self) -> Player:
-        """Return what turns recorded values into tensors."""
+        """Return the player, which turns recorded values into tensors."""
 
 
 class ProfilerSpans(Protocol):
     """Spans in the framework's own profiler."""
 
     def profiling(self) -> Profiling:
-        """Return what opens spans and finds the graph nodes of a call."""
+        """Return the profiler adapter, which opens spans and finds the graph nodes of a call."""
 
 
 class TensorOwnership(Protocol):
-    """Owners of tensors: what saves and trains each of them."""
+    """Owners of tensors: the modules, optimizers and state dicts that hold them."""
 
     def ownership(self) -> Ownership:
-        """Return what answers questions about owners."""
+        """Return the object that answers questions about owners."""
 
 
 class CheckpointLoading(Protocol):
     """Checkpoints and optimizers that change a model."""
 
     def loading(self) -> Loading:
-        """Return what watches loads and steps."""
+        """Return the object that watches loads and steps."""
 
 
 class OperatorTraces(Protocol):
     """Operators below the modules."""
 
     def operator_tracer(self) -> OperatorTracer:
-        """Return what records the operators of a call."""
+        """Return the tracer, which records the operators of a call."""
 
 
 class TrainingDiscovery(Protocol):
     """Trained models that a program does not name."""
 
     def discovery(self) -> Discovery:
-        """Return what reports outermost calls and optimizers."""
+        """Return the object that reports outermost calls and optimizers."""
 
 
 if TYPE_CHECKING:

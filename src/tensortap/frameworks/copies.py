@@ -61,7 +61,7 @@ class PlainCopies:
 
 @functools.cache
 def plain_copies(base: type) -> PlainCopies:
-    """Return the one for a base class: all taps of a process share it."""
+    """Return the instance for a base class: all taps of a process share it."""
     return PlainCopies(base)
 
 

@@ -67,7 +67,7 @@ class SlotPlacement:
         self.placement = placement
         """None if it is not known."""
         self.number = number
-        """Of the placement, in the run."""
+        """Number of the placement in the run."""
         self.base = base
         """See `DeviceReader.base_of`; 0 if the placement is not known."""
         self.shape = shape
@@ -80,7 +80,7 @@ class DeferralTrial(Protocol):
 
     @property
     def safe_delay(self) -> int:
-        """As in `DeferralBound`. The second read need not wait longer."""
+        """As in `DeferralBound`. The second read is not deferred beyond it."""
 
     def report_second_read(self, others: int, ticket: Any) -> None:
         """Called when `others` more tensors had come. The ticket is None if the tensor had changed."""
@@ -110,27 +110,28 @@ class VisibleSketches(Protocol):
 
 
 class NativeReads(NamedTuple):
-    """What the C code for deferred reads uses of a reader."""
+    """The parts of a reader that the C code for deferred reads uses."""
 
     classes: Sequence[type]
     core: Any
     """The framework's module that knows the current device and stream."""
     limits: Sequence[int]
-    """As `configure_device` of the C code takes them."""
+    """The limits in the form that `configure_device` of the C code takes."""
 
 
 class DeviceReader(Protocol):
     """Reads tensors on their device without waiting for it."""
 
     lock: AbstractContextManager[Any]
-    """Held during every method. Deferred reads may run on any thread when a backward ends. A caller that has a lock of
-    its own sets it here."""
+    """Lock held during every method: deferred reads may run on any thread when a backward ends. A caller with its own
+    lock sets it here.
+    """
 
     def describe(self, tensor: Any) -> TensorDescription:
         """Return identity token, kind and flatness of the tensor, or of this rank's part of it.
 
-        The token is equal at two sightings of the same unchanged tensor if a `TokenHold` holds it. It is None where
-        the framework does not track changes: every sighting must then be read. `submit` takes the flatness.
+        The token is equal at two sightings of the same unchanged tensor if a `TokenHold` holds it. It is None if the
+        framework does not track changes; every sighting must then be read. `submit` takes the flatness.
         """
 
     def hold_tokens(self) -> TokenHold:
@@ -152,12 +153,12 @@ class DeviceReader(Protocol):
     def base_of(self, tensor: Any, placement: Placement) -> int | None:
         """Return the row of the whole that the tensor's first row is; None if it cannot be read together with others.
 
-        It can if all of its elements are neighbours in the whole, too, and begin where a row does.
+        It can if its elements are also neighbours in the whole, and begin at the start of a row.
         """
 
     @property
     def native_reads(self) -> NativeReads | None:
-        """What `native/deferred.h` needs to run deferred reads; None if it cannot."""
+        """The objects with which `native/deferred.h` runs deferred reads; None if it cannot."""
 
     def use(self, native: Any) -> None:
         """Let C code run most deferred reads, after it was configured with `native_reads`."""
@@ -165,29 +166,30 @@ class DeviceReader(Protocol):
     def deferrable(self, tensor: Any, likely: TensorKind | None) -> TensorKind | None:
         """Return the kind of a tensor whose read can be deferred; None if it must be read now.
 
-        It must if it is of a special class, has to be copied first, or is large enough for a launch of its own.
-        `likely` is the kind that it probably has.
+        A tensor must be read now if it is of a special class, has to be copied first, or is large enough for a launch
+        of its own. `likely` is the kind that it probably has.
         """
 
     def submit_deferred(
         self, tensor: Any, kind: TensorKind, bound: DeferralBound, known: Any, place: SlotPlacement | None = None
     ) -> Any:
-        """Do as `submit`, for a tensor that is `deferrable`: it is read later, so that several reads share one launch.
+        """Variant of `submit` for a tensor that is `deferrable`: it is read later, so that several reads share one
+        launch.
 
-        It may be freed meanwhile but not changed: if it was, it is not read. Nor is it if `known` is given.
+        The tensor may be freed meanwhile. If it was changed, it is not read. It is not read either if `known` is given.
         """
 
     def submit_trial(self, tensor: Any, trial: DeferralTrial, place: SlotPlacement | None = None) -> None:
-        """Summarise a tensor that was just submitted again, as late as a deferred read would happen at the latest.
+        """Summarise a tensor again that was just submitted, at the latest point at which a deferred read would happen.
 
         A tensor whose read cannot be deferred is skipped.
         """
 
     def flush(self) -> None:
-        """Read everything that waits: the forward, the backward or the step is over."""
+        """Run all deferred reads: the forward, the backward or the step is over."""
 
     def discard_deferred(self) -> None:
-        """Release everything that waits without reading it: the recording has stopped."""
+        """Release all deferred tensors without reading them: the recording has stopped."""
 
     def parts(self, tensor: Any) -> Iterator[DeviceBytes]:
         """Yield the whole tensor in C order.

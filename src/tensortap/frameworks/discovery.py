@@ -18,11 +18,11 @@ __all__ = ["Discovery", "OutermostCalls"]
 
 
 class OutermostCalls:
-    """Stands in a class for the method that every call of a module goes through.
+    """Replaces, in a class, the method that every call of a module goes through.
 
-    It is a descriptor that reports the module and returns the original method, so no frame of it is in the traceback of
-    a call. While an outermost call runs, the original method is in the class: inner calls cost nothing more, and a
-    compiler sees the framework as it is.
+    It is a descriptor that reports the module and returns the original method, so a traceback of the call has no frame
+    of it. While an outermost call runs, the original method is back in the class. Inner calls thus cost nothing more,
+    and a compiler sees the unchanged framework.
     """
 
     def __init__(self, discovery: Discovery, seen: Callable[[Any], None]) -> None:
@@ -69,7 +69,7 @@ class OutermostCalls:
 
 
 class NewOptimizers:
-    """Stands in a class for `__init__`, reports each optimizer that begins it, and returns the original method."""
+    """Replaces `__init__` in a class: reports each optimizer that begins it, and returns the original method."""
 
     def __init__(self, optimizer_class: type, seen: Callable[[Any], None]) -> None:
         self._owner = optimizer_class
@@ -105,7 +105,9 @@ class Discovery:
     calling: str
     """The method of the module class that every call goes through."""
     optimizer_classes: tuple[type, ...]
-    """The classes whose `__init__` some optimizer begins with: the base class, and those that do not call it."""
+    """The classes whose `__init__` runs first for some optimizer: the base class, and classes that do not call its
+    `__init__`.
+    """
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -141,7 +143,7 @@ class Discovery:
             return undo.pop_all().close
 
     def on_step(self, seen: Callable[[Any], None]) -> Remove:
-        """Call back with the optimizer before each step of any, where the framework has a hook for it."""
+        """Call back with the optimizer before each step of any optimizer, where the framework has a hook for it."""
         return lambda: None
 
     def optimizers(self) -> list[Any]:

@@ -63,7 +63,7 @@ class CallHook:
 
 
 class RepeatableHooks(ABC):
-    """What removes hooks when it is called, and can place them again in less time than they took at first."""
+    """Removes hooks when it is called, and can place them again in less time than the first placing took."""
 
     @abstractmethod
     def __call__(self) -> None:
@@ -75,7 +75,7 @@ class RepeatableHooks(ABC):
 
 
 class NativeHooks(NamedTuple):
-    """What the C code for hooks on modules uses of a framework."""
+    """The parts of a framework that the C code for hooks on modules uses."""
 
     begins: type[CallHook]
     """The hook before a call; its `__call__` takes the module, positional and keyword arguments."""
@@ -110,7 +110,7 @@ class Detour:
         return copy.deepcopy(self.inner, memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._owner, self._attribute)  # pickled, it is what it replaces
+        return getattr, (self._owner, self._attribute)  # unpickled, it is the plain attribute of its owner
 
     @property
     def replaces_own(self) -> bool:
@@ -119,7 +119,7 @@ class Detour:
 
     @property
     def innermost(self) -> Any:
-        """What is called below all detours."""
+        """The callable below all detours."""
         return self.inner.innermost if isinstance(self.inner, Detour) else self.inner
 
     def remove(self) -> None:

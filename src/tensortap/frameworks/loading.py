@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _FROM_DEVICE = 64
-"""About how many elements of a tensor on a device are copied to the host to detect a change."""
+"""Approximate number of elements of a device tensor that are copied to the host to detect a change."""
 
 
 class Wrap(Detour):

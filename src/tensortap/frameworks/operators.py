@@ -1,4 +1,4 @@
-"""The contract for operators below the modules: what ran, on which line, with which values.
+"""The contract for operators below the modules: their names, source lines and values.
 
 A recorder holds all values of one call, for zoom. A watch shows each value once while a model trains, and holds none.
 """
@@ -19,7 +19,7 @@ Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 Sent = Callable[[Sequence[Any]], None]
 """Called with the gradients that the backward of an operator has computed, None where it computes none."""
 OperatorRan = Callable[[str, "SourceLine | None", Sequence[Any]], "Sent | None"]
-"""Called with the name, line and results of an operator. Returns what receives its gradients, if they are wanted."""
+"""Called with the name, line and results of an operator. Returns the callback for its gradients, if they are wanted."""
 
 
 class OperatorWatch(Protocol):
@@ -29,7 +29,7 @@ class OperatorWatch(Protocol):
         """Show the operators that this thread runs from now on."""
 
     def stop(self) -> None:
-        """Show no more operators. What has run is complete now."""
+        """Show no more operators. All operators that have run are complete now."""
 
 
 class OperatorRecorder(Protocol):
@@ -52,16 +52,16 @@ class OperatorRecorder(Protocol):
 
 
 class OperatorTracer(Protocol):
-    """Operators below the modules: what ran, on which line, with which values."""
+    """Operators below the modules: their names, source lines and values."""
 
     def operator_recorder(self, modules: Iterable[tuple[str, Any]]) -> OperatorRecorder:
-        """Return what records operators, with the innermost of these modules for each."""
+        """Return a recorder of operators, with the innermost of these modules for each."""
 
     def operator_watch(self, ran: OperatorRan, hold: Callable[[Remove], None], guard: Guard) -> OperatorWatch:
-        """Return what shows operators to `ran`, each once.
+        """Return a watch that shows operators to `ran`, each once.
 
         Views and uninitialised memory are left out. An autograd Function, a custom operator and a Triton kernel are one
-        operator each. `hold` gets what removes a hook on the graph, which belongs to the step.
+        operator each. `hold` gets the function that removes a hook on the graph; such a hook belongs to the step.
         """
 
     def fresh(self, value: Any, exact: bool) -> tuple[Any, dict[int, Any]]:
@@ -89,6 +89,6 @@ class OperatorTracer(Protocol):
 
 
 def tracer_of(framework: Framework) -> OperatorTracer:
-    """Return what traces operators of this framework."""
+    """Return the operator tracer of this framework."""
     supported: OperatorTraces = require(framework, OperatorTraces, "tracing operators")
     return supported.operator_tracer()

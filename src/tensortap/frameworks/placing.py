@@ -38,7 +38,7 @@ class StageInfo:
 
 
 class ModelPlacer(Protocol):
-    """What a framework knows about the parts that this process holds of one model's tensors."""
+    """The placements that a framework knows of one model's tensors: the parts that this process holds."""
 
     @property
     def axes(self) -> Sequence[MeshAxis]:
@@ -53,13 +53,15 @@ class ModelPlacer(Protocol):
         """The pipeline stage that the model is."""
 
     def global_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
-        """Return the names in the whole model of modules, by their own names, where they differ."""
+        """Return the names that modules have in the whole model, by their own names, where they differ."""
 
     def expert_names(self, modules: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
-        """Return the names in the whole model of experts of which each process holds some, by their own names."""
+        """Return the names that experts have in the whole model, by their own names, if each process holds some of
+        them.
+        """
 
     def of_tensor(self, tensor: Any) -> Placement | None:
-        """Return what the tensor itself says; None if it says nothing."""
+        """Return the placement that the tensor itself describes; None if it describes none."""
 
     def of_parameter(self, module: Any, name: str, tensor: Any, kind: str) -> Placement | None:
         """Return where a parameter, buffer or its gradient sits; `kind` is param, param_grad, step_grad or buffer."""

@@ -23,7 +23,7 @@ class Dialect(Protocol):
 
     name: str
     imports: str
-    """Import statements for what `helpers` and the other lines use."""
+    """Import statements for the names that `helpers` and the other lines use."""
     helpers: str
     """Statements that define `recorded`, the tensors of the file, and `show(what, ours, theirs)`."""
     restore: str
@@ -39,7 +39,7 @@ class Dialect(Protocol):
         """Return a tensor on another device or in another dtype."""
 
     def leaf(self, variable: str, tensor: str) -> str:
-        """Return statements that make a variable which receives gradients."""
+        """Return statements that create a variable with gradients."""
 
     def backward(self, outputs: list[str], gradients: list[str]) -> str:
         """Return a statement that runs backward from outputs, with gradients in the outputs' own dtype."""
@@ -86,6 +86,6 @@ class Player(Protocol):
 
 
 def player_of(framework: Framework) -> Player:
-    """Return what replays calls of this framework."""
+    """Return the player, which replays calls of this framework."""
     supported: ReplayedCalls = require(framework, ReplayedCalls, "replaying recorded calls")
     return supported.player()

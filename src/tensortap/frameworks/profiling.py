@@ -78,6 +78,6 @@ class Profiling:
 
 
 def profiling_of(framework: Framework) -> Profiling:
-    """Return what `annotate` uses of the framework's profiler."""
+    """Return the adapter of the framework's profiler for `annotate`."""
     supported: ProfilerSpans = require(framework, ProfilerSpans, "annotating a model for a profiler")
     return supported.profiling()

@@ -1,7 +1,7 @@
-"""Steps that run through a gradient scaler, which leaves out those with infinite gradients.
+"""Steps that run through a gradient scaler, which skips steps with infinite gradients.
 
-An optimizer does not know its scaler, so the class's own methods are replaced while an optimizer is watched. The last
-one that stops watching puts them back.
+An optimizer does not know its scaler. So the methods of the scaler's class are replaced while an optimizer is watched,
+and restored when the last watch ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ScaledSteps", "ScalerListener"]
 
 
 class ScalerListener(Protocol):
-    """Learns of the steps of one optimizer that run through a scaler."""
+    """Listens to the steps of one optimizer that run through a scaler."""
 
     def begins(self, scaler: Any, optimizer: Any) -> bool:
         """Return whether the step that begins is one of the watched optimizer."""

@@ -1,4 +1,4 @@
-"""What plain tensors of one dtype and shape have in common."""
+"""TensorKind: the properties that plain tensors of one dtype and shape share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TensorKind"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorKind:
-    """What plain tensors of one dtype and shape have in common. There is one object for each, where it is in use."""
+    """The properties that plain tensors of one dtype and shape share. There is one object for each kind in use."""
 
     dtype: Any
     """The framework's own dtype."""

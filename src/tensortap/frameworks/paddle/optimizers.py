@@ -80,7 +80,7 @@ class _StepWatch:
         self._after = after
         self._scale: float | None = None
         self._scaled = 0
-        """How many of a scaler's steps are in progress: one may call another."""
+        """Number of a scaler's steps in progress: one may call another."""
         self._stepped = False
 
     def left(self) -> None:

@@ -33,8 +33,9 @@ class ModuleChanges:
         self._restore: list[Remove] = []
 
     def listen(self, changed: Callable[[Any], None], wrapped: Callable[[Any], None]) -> Remove:
-        """Call `changed` before a module gets a child and after it was compiled in place, and `wrapped` with each
-        compiled wrapper: those that exist now, and later ones after they were made.
+        """Call `changed` before a module gets a child, and after it was compiled in place.
+
+        Call `wrapped` with each compiled wrapper: with existing ones now, and with later ones after they were made.
 
         Both are methods, and are not kept alive: a tap that nobody closes must not hold its model.
         """
@@ -103,7 +104,7 @@ class ModuleChanges:
         setattr(owner, name, wrapper)
 
         def restore() -> None:
-            if vars(owner).get(name) is wrapper:  # otherwise other code has wrapped it, and this one tells nobody
+            if vars(owner).get(name) is wrapper:  # otherwise other code has wrapped it, and this one is mute
                 setattr(owner, name, inner)
 
         self._restore.append(restore)

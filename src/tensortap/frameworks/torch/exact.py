@@ -115,7 +115,9 @@ class _Float64(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return tree_map(_widened, made)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operation in float64; in a shorter dtype if it has no kernel for that, where `rounded` is told."""
+        """Call an operation in float64. If it has no kernel for that, call it in a shorter dtype and report it to
+        `rounded`.
+        """
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:

@@ -203,7 +203,7 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
 
     @property
     def watch_view(self) -> Callable[..., Remove]:
-        """What the C code calls for an output that is a view, and whose hook it has placed."""
+        """Callback of the C code for an output that is a view and whose hook it has placed."""
         return self._gradient_hooks.watch_view
 
     def on_gradient(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
@@ -338,8 +338,10 @@ if TYPE_CHECKING:
 
 
 class _ModuleHook(CallHook):
-    """A hook on a module. Its subclasses run twice for each call of a module, so all that they do is in one function.
-    `native/module_hooks.h` does the same where the interpreter calls them, and not a compiler.
+    """A hook on a module.
+
+    Its subclasses run twice for each call of a module, so all of their work is in one function. `native/module_hooks.h`
+    does the same where the interpreter calls them, not a compiler.
 
     While a graph is compiled there are no values, and reading would break the graph.
     """

@@ -17,7 +17,7 @@ _ATTENTION = "aten::_scaled_dot_product"
 
 
 def expansions(func: Any) -> list[Callable[..., Any]]:
-    """Return functions that compute what the operator does in smaller steps, each by another way."""
+    """Return functions that compute the operator's result in smaller steps, each in another way."""
     name = func._schema.name
     if name.startswith(_ATTENTION):
         return [] if "backward" in name else [_attention, partial(_attention, scaled_first=True)]

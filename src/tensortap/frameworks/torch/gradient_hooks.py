@@ -52,7 +52,9 @@ class GradientHooks:
         """The newest outputs that are views. `native/module_hooks.h` looks for changed ones, too."""
 
     def place(self, tensor: torch.Tensor, seen: GradientCallback) -> Remove | None:
-        """Call `seen` with the gradient of a tensor. Return what removes the hook; None if it gets no gradient."""
+        """Call `seen` with the gradient of a tensor. Return the function that removes the hook; None if it gets no
+        gradient.
+        """
         if not tensor.requires_grad:
             return None
         base = None
@@ -69,7 +71,9 @@ class GradientHooks:
     def watch_view(
         self, tensor: torch.Tensor, seen: GradientCallback, node: Any, table: MutableMapping[Any, GradientCallback]
     ) -> Remove:
-        """Do as `place` for a view whose hooks are in `table`, `seen` under itself. `node` is that of its base."""
+        """Variant of `place` for a view whose hooks are in `table`, with `seen` under itself. `node` is the node of its
+        base.
+        """
         return self._watch(ViewHook(tensor, seen, node, table))
 
     def _watch(self, hook: ViewHook) -> Remove:

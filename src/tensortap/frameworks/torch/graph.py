@@ -36,7 +36,7 @@ class TorchGraph:
         return [Consumer(node, index, edges[at]) for node, index, at in access.consumers(list(outputs), wanted, mark)]
 
     def _search(self, outputs: Iterable[torch.Tensor], edges: Sequence[Edge], mark: int) -> list[Consumer]:
-        """Do as `consumers`. Each of the thousands of nodes of a model needs Python objects here."""
+        """Variant of `consumers` in Python, which creates objects for each of a model's thousands of nodes."""
         wanted = {(edge.base.node, edge.base.slot): edge for edge in edges if edge.base is not None}
         wanted |= {(edge.node, edge.slot): edge for edge in edges}
         ends = {edge.node for edge in edges}

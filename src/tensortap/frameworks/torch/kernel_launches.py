@@ -1,4 +1,4 @@
-"""Notices launches of Triton kernels, which pass by torch's dispatcher."""
+"""Notices launches of Triton kernels, which bypass torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _RUNNERS = (("jit", "JITFunction"), ("autotuner", "Autotuner"), ("autotuner", "H
 """Modules of `triton.runtime` and their classes whose `run` launches a kernel; an autotuner runs one many times."""
 
 Launched = Callable[[Callable[[], Any], str, Any, Any], Any]
-"""Called instead of a launch, with what launches, the kernel's name, its arguments and the frame that launches it."""
+"""Called instead of a launch, with the launching function, the kernel's name, its arguments and the frame that launches
+it.
+"""
 
 
 class KernelLaunches:

@@ -40,7 +40,7 @@ class _FunctionCall:
     line: SourceLine | None
     invocation: int
     made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    """What its code has made so far; those that it returns are alive when it has ended."""
+    """The tensors that its code has made so far; the tensors that it returns are alive when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TorchOperatorWatch(TorchDispatchMode):  # type: ignore[misc]  # torch is u
         self._quiet = False
         """Whether the mode is active and shows nothing."""
         self._inside = 0
-        """Operators in progress: what they call belongs to them."""
+        """Operators in progress: operators that they call belong to them."""
         self._last: _Result | None = None
         self._function: _FunctionCall | None = None
         self._launches = KernelLaunches(self._launched)
@@ -140,7 +140,7 @@ class TorchOperatorWatch(TorchDispatchMode):  # type: ignore[misc]  # torch is u
         self._last = None if sent is None else _Result(tensors, sent)
 
     def _settle(self, code: CallingCode | None) -> None:
-        """Finish what ran before: an operator has its graph node by now, and a Function may have returned."""
+        """Finish the previous operator, which has its graph node by now; a Function may have returned."""
         function = self._function
         if function is not None and not (code is not None and self._goes_on(function, code)):
             self._function = None

@@ -203,7 +203,7 @@ def _device_reader_for(kind: str, device: torch.device) -> DeviceReader | None:
 
         try:
             device_reader = CudaReader()
-            # The kernels of 16-bit floats need the most of a device.
+            # The kernels of 16-bit floats have the highest requirements on a device.
             device_reader.submit(torch.zeros(1, dtype=torch.bfloat16, device=device))
             device_reader.end_step()
         except CudaError as error:

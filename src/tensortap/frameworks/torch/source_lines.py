@@ -28,14 +28,14 @@ _LAUNCHERS = ("/triton/runtime/", "/triton/compiler/")
 _APPLY = str(Path("autograd") / "function.py")
 _LINES: dict[tuple[int, int], tuple[Any, SourceLine]] = {}
 """By id of a code object and instruction: that object, which keeps the id valid, and the line. Code objects of two
-files may be equal. Finding the columns of an instruction takes longer than most operators."""
+files may be equal. Determining the columns of an instruction takes longer than most operators."""
 _OWNERS: dict[str, str] = {}
-"""By file: whose code it is."""
+"""By file: the owner of its code."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallingCode:
-    """Where an operator was called."""
+    """The source lines of an operator's call."""
 
     lines: list[SourceLine]
     """Lines outside torch and this tool, the innermost first; torch's own where there is no other."""
@@ -48,7 +48,7 @@ class CallingCode:
 
 
 def calling_code(frame: Any, most: int = _DEEPEST) -> CallingCode:
-    """Return where an operator was called; `frame` is the innermost frame that may have called it.
+    """Return the source lines of an operator's call; `frame` is the innermost frame that may have called it.
 
     An autograd Function is one operator, on the line that calls it. Where all code is torch's own, as inside its
     attention module, the line is torch's.

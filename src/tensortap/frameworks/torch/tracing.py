@@ -1,4 +1,4 @@
-"""Finds out whether a forward computes values, or only runs to be traced."""
+"""Determines whether a forward computes values, or only runs to be traced."""
 
 from __future__ import annotations
 

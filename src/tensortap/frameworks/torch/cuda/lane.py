@@ -95,7 +95,7 @@ class Lane:
         self.index: int = weights.get_device()
         """The number of the device, as of its tensors."""
         self._launch_waiting: Callable[[Lane], bool] = lambda _: False
-        """Does what `_read_waiting` does, if it can, and returns whether it did."""
+        """Runs `_read_waiting` in C, if it can, and returns whether it did."""
         self._stream = stream
         self._partials = new_bytes(_PARTIALS, device=device)
         self._partials_at = self._partials.data_ptr()
@@ -188,7 +188,7 @@ class Lane:
             self._trials.append(self._defer(tensor, kind, trial, base))
 
     def flush(self) -> None:
-        """Read everything that waits."""
+        """Run all deferred reads."""
         while self._sent and self._sent[0].has_arrived():
             self._sent.popleft()
         self._read_waiting()
@@ -196,7 +196,7 @@ class Lane:
         self._read_trials(trials)
 
     def discard_deferred(self) -> None:
-        """Release everything that waits, unread."""
+        """Release all deferred tensors, unread."""
         if self._batch is not None:
             self._batch.missed.update(self._waiting.numbers())
         self._waiting.clear()
@@ -359,8 +359,11 @@ class Lane:
 
 
 def limits() -> tuple[int, ...]:
-    """Return the bytes from which a tensor is read alone, the tensors of a launch and the results of a batch; the bytes
-    of a partial result and of a result, where its probe is, and the tensors whose partial results are added up at once.
+    """Return limits and sizes for the C code, in the order that `configure_device` takes them.
+
+    These are the bytes from which a tensor is read alone, and the numbers of tensors in a launch and of results in a
+    batch. They are followed by the bytes of a partial result and of a result, the position of its probe, and the number
+    of tensors whose partial results are added up at once.
     """
     return TOO_LARGE, MOST_TOGETHER, SLOTS, PARTIAL_BYTES, RESULT.itemsize, PROBE_OFFSET, MOST_FINISHED
 

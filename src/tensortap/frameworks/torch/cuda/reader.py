@@ -234,7 +234,7 @@ class CudaReader:
             batch.rows()
 
     def collect(self, *tickets: Sequence[CudaTicket]) -> CollectedSummaries:
-        # This competes with the launch of the next step for the interpreter, so it makes nothing for each ticket.
+        # This competes with the launch of the next step for the interpreter, so it creates no object for each ticket.
         if self._native is not None and (quick := self._collect_natively(list(tickets))) is not None:
             return quick
         found = TicketColumns.joined([TicketColumns.of(each) for each in tickets])

@@ -20,8 +20,11 @@ SLOTS = 1024
 """Results in a batch."""
 
 _NEW, _SAME, _PROBED, _READ = range(4)
-"""What a ticket is to the earlier sighting of its tensor: there is none; it has the same result; it was read again if
-a few elements differed; it was read again. `native/rows.h` knows these numbers."""
+"""The relation of a ticket to the earlier sighting of its tensor, as numbers that `native/rows.h` knows.
+
+`_NEW`: there is no earlier sighting. `_SAME`: it has the same result. `_PROBED`: it was read again if a few elements
+differed. `_READ`: it was read again.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +53,7 @@ class CudaTicket:
 
     @property
     def relation(self) -> int:
-        """What it is to `known`."""
+        """Its relation to `known`."""
         if self.known is None:
             return _NEW
         if self.known.batch is self.batch and self.known.number == self.number:
@@ -124,7 +127,7 @@ class TicketColumns(NamedTuple):
     before: npt.NDArray[np.int64]
     """The row of the earlier sighting; -1 if there is none."""
     relation: npt.NDArray[np.int64]
-    """What each is to the earlier one."""
+    """The relation of each to the earlier one."""
 
     @classmethod
     def of(cls, tickets: Any) -> TicketColumns:
@@ -157,8 +160,8 @@ class TicketColumns(NamedTuple):
     def find_results(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Wait for the results.
 
-        Return each ticket's result, which is that of the earlier sighting if the tensor had not changed since; whether
-        that is so; and whether the tensor was not read.
+        Return for each ticket: its result, which is that of the earlier sighting if the tensor had not changed since;
+        whether the tensor had not changed; and whether it was not read.
         """
         starts = np.cumsum([0, *(batch.size for batch in self.batches)])
         rows = np.concatenate([np.empty(0, RESULT), *(batch.rows() for batch in self.batches)])

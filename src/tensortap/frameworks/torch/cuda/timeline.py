@@ -1,4 +1,4 @@
-"""Points on the timeline of a CUDA device, for durations that nobody waits for."""
+"""Points on the timeline of a CUDA device, for durations that are measured without waiting."""
 
 from __future__ import annotations
 

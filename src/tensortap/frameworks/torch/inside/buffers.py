@@ -1,9 +1,10 @@
 """Memory of compiled code, which must keep a tapped tensor until its deferred read.
 
 A tap may defer the read of its tensor, to read many in one launch, and holds the tensor meanwhile. That keeps its
-memory from being allocated anew. It does not keep inductor's code from writing other values there: inductor plans while
-it generates code which buffer a later one takes over, in place or after its last use. A tapped buffer is therefore left
-out of that plan. The code frees it where another buffer would have taken it over, and allocates a new one.
+memory from being allocated anew, but does not keep inductor's code from writing other values there. When inductor
+generates code, it plans which buffers later ones take over, in place or after their last use. A tapped buffer is
+therefore left out of that plan. The code frees it where another buffer would have taken it over, and allocates a new
+one.
 
 Other ways to change memory remain, as buffers of a model that are updated in place. So the read of a tensor is deferred
 only after a trial, as for uncompiled code; see `capture.deferred.read_order`.

@@ -88,9 +88,9 @@ class warns that it should not be instantiated.
 SAVED_VALUES = CompilerPatch(partitioners, "choose_saved_values_set", choose_as_untapped)
 """Lets the compiler choose what forward saves for backward, and what backward recomputes, as if there were no taps.
 
-Taps change that choice: it avoids to recompute what is used before and after an operator that cannot be fused, and
-long chains. Under inductor a recomputed value may differ from the saved one in its last bits, because one is computed
-by vector instructions and the other is not.
+Taps change that choice, because the compiler avoids recomputing long chains, and values that are used before and after
+an operator that cannot be fused. Under inductor a recomputed value may differ from the saved one in its last bits,
+because one is computed by vector instructions and the other is not.
 """
 
 _inductor: list[CompilerPatch] = []

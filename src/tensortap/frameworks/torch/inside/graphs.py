@@ -44,11 +44,13 @@ class TorchGraphTaps:
     ) -> None:
         self._hooks = traced_hooks(kinds)
         self._placed: dict[int, tuple[Any, int, Sequence[Remove]]] = {}
-        """By the id of a module: the module, its number, and what removes its hooks."""
+        """By the id of a module: the module, its number, and the function that removes its hooks."""
         self._inlined: dict[int, Remove] = {}
-        """By the id of a compiled module: what restores it."""
+        """By the id of a compiled module: the function that restores it."""
         self._code: dict[type, CodeType] = {}
-        """By the class of a compiled module: the code that calls it. Equal layers share it, and what is compiled."""
+        """By the class of a compiled module: the code that calls it. Equal layers share this code and its compiled
+        form.
+        """
         self._undo = ExitStack()
         self._undo.callback(release)
         notes.opaque_value[0] = opaque_value
@@ -61,12 +63,12 @@ class TorchGraphTaps:
 
     @property
     def traced(self) -> int:
-        """How many graphs were traced so far."""
+        """Number of graphs traced so far."""
         return notes.traced[0]
 
     @property
     def notices(self) -> Sequence[str]:
-        """What taps may change in compiled code, beside its rounding."""
+        """Notices on changes of compiled code that taps may cause, beside its rounding."""
         if not compiler.SAVED_VALUES.possible:
             return [saved.changed_choice("it has no function that chooses them")]
         return [*saved.failures]
@@ -124,7 +126,7 @@ class TorchGraphTaps:
     def _inline(self, module: Any) -> bool:
         """Let the graph of a compiled module contain its call, not only its forward. Return whether that is new.
 
-        Otherwise hooks on that module itself run beside the graph, and do not see what is the same tensor in it.
+        Otherwise hooks on that module itself run beside the graph, and cannot tell which tensors are the same in it.
         """
         if id(module) in self._inlined or hasattr(module, "_initialize_hook"):
             return False
@@ -177,7 +179,7 @@ def _compile_again() -> bool:
 
 
 def _configure(emulate_casts: bool, undo: ExitStack) -> bool:
-    """Set what the compiler must know while a tap is open. Return whether it rounds as uncompiled code does."""
+    """Set the compiler's options for the time while a tap is open. Return whether it rounds as uncompiled code does."""
     for patch in (compiler.FUNCTION_CONTEXTS, compiler.LIBRARY_HOOKS, compiler.SAVED_VALUES):
         undo.callback(patch.apply())
     try:

@@ -1,8 +1,9 @@
 """Hooks that the compiler traces: they become part of the graph, and call the operator with the tensors of a call.
 
-The code of this file runs in two ways. While a graph is traced, it is interpreted by the compiler, so it keeps to what
-that understands, and all modules share one pair of functions: hooks of their own would be guarded, and equal layers
-compiled one by one. After a graph break it runs as it is, and the call is recorded like an uncompiled one.
+The code of this file runs in two ways. While a graph is traced, the compiler interprets it, so it uses only constructs
+that the compiler understands. All modules share one pair of functions: separate hooks would be guarded, and equal
+layers would be compiled one by one. After a graph break it runs as it is, and the call is recorded like an uncompiled
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is known of a graph while it is traced: the calls in it, where their tensors sit, and which are the same.
+"""Notes on a graph while it is traced: the calls in it, the paths of their tensors, and which tensors are the same.
 
-The compiler calls the `see_…` functions, which look at its own variables; it takes the answers of all other functions
-as constants. So this file is ordinary code, whatever the compiler understands.
+The compiler calls the `see_…` functions, which read its own variables. It takes the results of all other functions as
+constants. So this file is ordinary code, whatever the compiler understands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ opaque_value: list[Callable[[Any], OpaqueValue | None]] = [lambda _: None]
 """Recognises dtypes and devices; see `core.arguments.written`. One item."""
 
 traced = [0]
-"""How many graphs were traced. One item."""
+"""Number of graphs traced. One item."""
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 _TAPS = (torch.ops.tensortap.tap, torch.ops.tensortap.tap.default)
@@ -59,7 +59,7 @@ class _Call:
     nodes: list[Any] = field(default_factory=list)
     """The node of each input in the graph."""
     common: dict[str, Any] = field(default_factory=dict)
-    """What the tap must know of the call whether it begins or ends: compilers may reorder the two."""
+    """Facts about the call that the tap needs both at its beginning and at its end: compilers may reorder the two."""
     spec: dict[str, Any] = field(default_factory=dict)
     repeated: list[list[str]] = field(default_factory=list)
     """Paths of inputs that are one tensor: the first and the later one."""
@@ -89,7 +89,7 @@ class _Notes:
         return self.values.setdefault((id(fake), fake._version), (fake, len(self.values)))[1]
 
     def see_memory(self, graph: Any) -> None:
-        """Take note of the memory that a graph gets from its caller. Inputs are added while it is traced."""
+        """Note the memory that a graph gets from its caller. Inputs are added while it is traced."""
         given = graph.find_nodes(op="placeholder")
         if self.given.get(graph) != len(given):
             self.given[graph] = len(given)
@@ -335,7 +335,7 @@ _constant = partial(torch._dynamo.assume_constant_result)
 
 @_constant
 def input_marks() -> str:
-    """Return what to do with each input: tap its gradient, nothing, or take the tensor of another place."""
+    """Return the action for each input: tap its gradient, nothing, or take the tensor of another place."""
     return _current().marks
 
 

@@ -4,8 +4,9 @@ It returns nothing and has an ordered effect, so the compiler neither drops, rep
 graph. A forward that runs again in a compiled backward (activation checkpointing) does not contain it.
 
 The number of a module is a 0-d tensor, not an int: an int would be a constant of the graph, and each of many equal
-layers would be compiled by itself. All else that a tap must know is in a table, by a number that depends on the content
-alone: it is a constant of the graph, which a cache of compiled code may keep for another process.
+layers would be compiled separately. Everything else that a tap must know is in a table. Its key is a number that
+depends on the content alone, because it is a constant of the graph, which a cache of compiled code may keep for another
+process.
 """
 
 from __future__ import annotations

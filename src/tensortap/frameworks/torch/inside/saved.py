@@ -1,4 +1,4 @@
-"""What a compiled forward saves for its backward, chosen on a copy of the graph that has no taps."""
+"""The values that a compiled forward saves for its backward, chosen on a copy of the graph that has no taps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("tensortap")
 
 
 failures: dict[str, None] = {}
-"""Reasons why a choice was not made as without taps, as notices."""
+"""Reasons, as notices, for choices that may differ from those without taps."""
 
 
 def changed_choice(why: str) -> str:

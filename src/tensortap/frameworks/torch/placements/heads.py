@@ -1,4 +1,4 @@
-"""Plain tensors by heads: what attention makes of a projection that is divided among processes."""
+"""Plain tensors by heads, which attention computes from a projection that is divided among processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def part_by_heads(near: Placement, shape: tuple[int, ...]) -> Placement | None:
     """Return where a tensor sits that has one dimension more than the shard it was computed from; None if unclear.
 
     A projection (batch, tokens, features) that is divided by features becomes (batch, heads, tokens, size of a head),
-    and then, as weights of attention, (batch, heads, tokens, tokens). A dimension that is neither the batch nor tokens
-    is a factor of the features, or two are: the first of these is divided as the features are.
+    and then, as weights of attention, (batch, heads, tokens, tokens). One or two dimensions, those that are neither the
+    batch nor tokens, are factors of the features. The first of these is divided as the features are.
 
     >>> features = Placement((4, 8, 16), (((0, 0, 4), (0, 0, 8), (0, 8, 8)),), {"tp": "shard"})
     >>> part_by_heads(features, (4, 2, 8, 8)).shape

@@ -49,7 +49,7 @@ class TorchPlacer:
     """Implements `frameworks.placing.ModelPlacer`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Look at the model and at what is around it. The model must be wrapped and divided by now."""
+        """Examine the model and its surroundings. The model must be wrapped and divided by now."""
         self._model = model
         found = list(around(model))
         self.stage = stage_of(found)
@@ -204,8 +204,8 @@ class TorchPlacer:
     def guess(self, tensor: torch.Tensor) -> Placement | None:
         """Return the placement of the nearest DTensor of the same local shape that a plain tensor was computed from.
 
-        Without one, the tensor is taken for a replica, unless it was computed from a shard of another shape; it may
-        be a part by heads then.
+        Without one, the tensor counts as a replica, unless it was computed from a shard of another shape; it may be a
+        part by heads then.
         """
         shape = tuple(tensor.shape)
         near = [self._by_spec(spec) for spec in origins_of(tensor)] if self._divides_layers else []

@@ -1,4 +1,4 @@
-"""Running statistics: buffers in which each process keeps what it has seen of its own samples."""
+"""Running statistics: buffers in which each process keeps statistics of its own samples."""
 
 from __future__ import annotations
 

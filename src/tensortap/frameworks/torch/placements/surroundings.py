@@ -1,4 +1,4 @@
-"""What is around a model: wrappers that divide the batch, device meshes, pipeline stages."""
+"""The surroundings of a model: wrappers that divide the batch, device meshes, pipeline stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STAGES = "torch.distributed.pipelining.stage"
 
 
 def around(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield DistributedDataParallel modules and pipeline stages that hold this model. Each process looks once."""
+    """Yield DistributedDataParallel modules and pipeline stages that hold this model. Each process searches once."""
     stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
     wanted: tuple[type, ...] = (torch.nn.parallel.DistributedDataParallel, *((stage,) if stage else ()))
     parts = {id(module) for module in model.modules()}
