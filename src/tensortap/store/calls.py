@@ -26,7 +26,7 @@ class CallEntry(NamedTuple):
     module: str
     call: int
     arguments: Mapping[str, Any]
-    """As `tensortap.core.arguments` writes them."""
+    """The arguments, in the form of `tensortap.core.arguments`."""
 
 
 class CallsWriter(LinesWriter):

@@ -1,4 +1,4 @@
-"""Follows a run while it is written: what is new since the last look, without reading anything twice."""
+"""Follows a run while it is written: each look reads the new data, and nothing is read twice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FollowedStep:
 
 
 class FollowedRank:
-    """One rank. `look` reads what is new."""
+    """One rank. `look` reads the new data."""
 
     def __init__(self, folder: Place, number: int) -> None:
         self.number = number
@@ -64,7 +64,7 @@ class FollowedRank:
         self._steps: dict[int, FollowedStep] = {}
 
     def look(self) -> None:
-        """Read what is new. The status comes first, so that nothing of an ended rank is missed."""
+        """Read the new data. The status comes first, so that nothing of an ended rank is missed."""
         self._files.close()  # forgets what was listed and opened before
         self._read_status()
         self._read_progress()
@@ -144,7 +144,7 @@ class FollowedRun:
         self.ranks: dict[int, FollowedRank] = {}
 
     def look(self) -> None:
-        """Read what is new in every rank."""
+        """Read the new data of every rank."""
         self._files.close()
         for name in self._files.names():
             if (match := RANK_NAME.fullmatch(name)) and int(match[1]) not in self.ranks:
@@ -154,7 +154,7 @@ class FollowedRun:
 
     @property
     def ended(self) -> bool:
-        """Whether all ranks that have begun have ended, and none is missing that was to begin."""
+        """Whether all expected ranks have begun, and every rank has ended."""
         chosen = (self.info.get("config") or {}).get("ranks") is not None
         expected = 1 if chosen else self.info["world"]
         return len(self.ranks) >= expected and all(rank.ended for rank in self.ranks.values())
@@ -187,7 +187,7 @@ class _FileTail:
         return bytes(data[: read_at(self._descriptor, memoryview(data), self._end) if data else 0]), replaced
 
     def advance(self, count: int) -> None:
-        """Do not return the next so many bytes again."""
+        """Skip `count` bytes, which are not returned again."""
         self._end += count
 
     def _close(self) -> None:

@@ -5,7 +5,7 @@
                                           in a run of several processes also mesh (names, sizes, coordinates) and
                                           renames
     runs/a/rank_0/coverage.json           what was seen of each module, and notices
-    runs/a/rank_0/progress.json           for those who watch: step, recorded steps, seconds, cost in seconds
+    runs/a/rank_0/progress.json           for `tensortap watch`: step, recorded steps, seconds, cost in seconds
     runs/a/rank_0/calls.jsonl             plain arguments, a line for each call that got others than the one before:
                                           step, micro, module, call, arguments (see `tensortap.core.arguments`)
     runs/a/rank_0/loop.jsonl              loop facts, a line for each that changed: step, fact, of, value (see
@@ -22,17 +22,18 @@ valid. `file` is always the finished name; until the file is finished, the same 
 and a placement before any row that names it. A run without calls.jsonl or loop.jsonl was written by a version that did
 not keep plain arguments or loop facts. A run without placements.jsonl has no placements.
 
-A ring drops old steps: the index is replaced by one without their batches, whose metadata has `dropped_steps`, how many
-recorded steps it no longer has, and `dropped_last`, the last of them. Lines that hold in no remaining step go after it.
+A ring drops old steps: the index is replaced by one without their batches. The new index has two numbers in its
+metadata: `dropped_steps`, the count of recorded steps that it no longer has, and `dropped_last`, the last of them. Then
+lines that hold in no remaining step are removed.
 
 An object store cannot append. There, each file that grows (the index and the .jsonl files) is a sequence of segments:
 
     s3://bucket/runs/a/rank_0/index.arrows.0000000000000000
     s3://bucket/runs/a/rank_0/index.arrows.0000000000065536
 
-The number is the offset of the segment's first byte, so the segments in order are the file, and a missing or shortened
-one shows: what follows it is not read. A segment is uploaded after the tensors and lines that its rows refer to.
-rank.json is uploaded twice: first with the status "running", and last of all with the final one.
+The number is the offset of the segment's first byte, so the segments in order are the file. A gap shows a missing or
+shortened segment; the segments after it are not read. A segment is uploaded after the tensors and lines that its rows
+refer to. rank.json is uploaded twice: first with the status "running", and last of all with the final one.
 
 run.json, rank.json and the index (in its schema's metadata) each have a version: each rank is written by its own
 process, and not necessarily by the same tensortap.
@@ -101,7 +102,7 @@ FORMAT = 4
    a placement; a run whose index lacks that column has none.
 """
 OLDEST = 4
-"""Summaries of older runs cannot be compared with those of today."""
+"""Summaries of older runs cannot be compared with those of this version."""
 
 RUN_FORMAT = "tensortap-run"
 RANK_FORMAT = "tensortap-rank"

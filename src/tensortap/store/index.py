@@ -196,8 +196,8 @@ class Index:
 def read_index(source: Bytes, name: str, rank: int, placements: str = "") -> Index:
     """Read the index of a rank, batch by batch, up to the first that is not whole. It is mapped where possible.
 
-    Sketches are read later: those of a compressed index would have to be unpacked for every reader. `placements` is
-    the name of the file of placements, which is read after the index: rows that it has not got are damage.
+    Sketches are read later: those of a compressed index would have to be unpacked for every reader. `placements` is the
+    name of the file of placements. It is read after the index, so a row whose placement it lacks is damaged.
     """
     try:
         data, lost_segments, whole = read_grown(source, name)

@@ -25,7 +25,7 @@ _MOST_WAITING = 1024
 
 
 class _Line(NamedTuple):
-    """Where a line is in the file, and what it is about."""
+    """The position of a line in the file, and its subject."""
 
     step: int
     subject: Hashable

@@ -99,7 +99,7 @@ class LoopFacts:
         return list(dict.fromkeys(fact for fact, _ in list(self._found)))
 
     def subjects(self, fact: str) -> list[str]:
-        """Return what a fact is known of: modules, optimizers, groups or generators."""
+        """Return the subjects of a fact: modules, optimizers, groups or generators."""
         return [of for each, of in list(self._found) if each == fact]
 
     def value(self, fact: str, step: int, of: str = "") -> Mapping[str, Any] | None:

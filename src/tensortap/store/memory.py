@@ -193,7 +193,7 @@ class MemoryWriter(RankWriter):
                 self._used -= self._tensors.pop(number).nbytes
 
     def _drop_lines(self, rows: int) -> None:
-        """Drop what is known of the calls and the loop of dropped steps, which had so many rows."""
+        """Drop the plain arguments and loop facts of dropped steps, which had this number of rows."""
         remaining, freed = self._batches.remaining, RECORD_BYTES * rows
         with self._lock:
             self._calls.drop_all_but(remaining)
@@ -353,7 +353,7 @@ def _step_of(batch: Any) -> int:
 
 
 class _FirstRows:
-    """The first of some rows, where there is no room for all."""
+    """The first of some rows, used if there is no room for all of them."""
 
     may_wait = gathers = False
 
@@ -381,7 +381,7 @@ _WORTH_COLLECTING = 64 << 20
 
 @dataclass(frozen=True)
 class _Beside:
-    """What a rank has beside its records and tensors."""
+    """The contents of a rank beside its records and tensors."""
 
     calls: Calls
     loop: LoopFacts

@@ -94,7 +94,7 @@ def parse_rank_status(value: Any, path: str) -> RankStatus:
 
 
 def parse_coverage(value: Any) -> CoverageFile:
-    """Return what a coverage.json holds. Raise ValueError if a row is not one of a module."""
+    """Return the contents of a coverage.json. Raise ValueError if a row is not one of a module."""
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
     modules, notices = value.get("modules", []), value.get("notices", [])

@@ -17,7 +17,7 @@ class PlacementTable(Sequence[Placement]):
     """Numbers placements in the order in which they are first used. `number` may be called from any thread."""
 
     def __init__(self, added: Callable[[Placement], None] | None = None) -> None:
-        """`added` is called with each new placement, before anyone gets its number."""
+        """`added` is called with each new placement, before its number is returned."""
         self._placements: list[Placement] = []
         self._numbers: dict[Placement, int] = {}
         self._added = added

@@ -39,7 +39,7 @@ _counting = threading.Lock()
 
 
 class _Stored(NamedTuple):
-    """What is known of an object."""
+    """The size and version of an object."""
 
     size: int
     version: str

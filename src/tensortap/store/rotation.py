@@ -1,4 +1,4 @@
-"""Steps that a ring has dropped: what stays of the files beside them, and what readers are told.
+"""Steps that a ring has dropped: the lines that remain in the other files, and the facts for readers.
 
 A ring that rotates its index keeps the newest steps and those that were kept for good. Files are replaced as a whole: a
 new one is written beside the old, and takes its name. A kill at any moment leaves one of the two.
@@ -33,7 +33,7 @@ class DroppedSteps(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[bytes, bytes] | None) -> DroppedSteps | None:
-        """Return what a schema's metadata says; None if nothing was dropped, or the numbers are damaged."""
+        """Return the dropped steps from a schema's metadata; None if there are none, or if the numbers are damaged."""
         try:
             found = cls(int((metadata or {})[b"dropped_steps"]), int((metadata or {})[b"dropped_last"]))
         except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The Run contract: `Run` is what users see, `RunSource` what a reader implements.
+"""The Run contract: users see `Run`, and a reader implements `RunSource`.
 
 A reader derives from RunSource, passes path, info and ranks to its constructor, and implements `read_index` and `view`.
 Every other method has a default. `Run` adds filters, loading, tables and iteration, the same for all readers, and turns
@@ -287,7 +287,7 @@ class Run:
             return self.source.calls(rank)
 
     def loop(self, rank: int | None = None) -> LoopFacts:
-        """Return what the training loop did beside tensors, as a rank saw it; without `rank`, the first one.
+        """Return the facts about the training loop beside tensors, as a rank saw them; without `rank`, the first rank.
 
         The result is empty, and false, if nothing is known: no run of tensortap's own, or one of an older version.
 
@@ -326,7 +326,7 @@ class Run:
             return self.source.index(rank).records(np.array([row]))[0]
 
     def file(self, rank: int, name: str) -> Place:
-        """Return where a file is that a rank's index names, or will be once it is finished."""
+        """Return the place of a file that a rank's index names; an unfinished file gets this place once it is finished."""
         with reading(self.path):
             return as_place(self.source.address(rank, name))
 

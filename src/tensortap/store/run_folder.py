@@ -273,7 +273,7 @@ class RunFolder(RunSource):
             return None
 
     def _read_coverage(self, rank: int) -> CoverageFile | None:
-        """Return what a rank's coverage.json holds: nothing if there is no file, None if it is damaged."""
+        """Return the contents of a rank's coverage.json: nothing if there is no file, None if it is damaged."""
         try:
             return parse_coverage(read_json(self._files, f"{rank_name(rank)}/{COVERAGE_JSON}"))
         except FileNotFoundError:
@@ -300,7 +300,7 @@ def _run_info(folder: Place, files: Bytes, names: list[str], ranks: list[int]) -
 
 
 def _describe(files: Bytes, names: list[str]) -> str:
-    """Return what a folder holds that is not a run."""
+    """Describe the contents of a folder that is not a run."""
     names = sorted(names)
     if not names:
         return "The folder is empty."

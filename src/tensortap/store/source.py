@@ -92,7 +92,7 @@ class Bytes(ABC):
         return io.BufferedReader(_Stream(self, name), 1 << 16)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of what is in a folder, in any order; none if it does not exist."""
+        """Return the names of the entries of a folder, in any order; none if it does not exist."""
         raise NotImplementedError(f"{type(self).__name__} has no folders")
 
     def exists(self, name: str) -> bool:

@@ -22,7 +22,7 @@ UPLOAD_JSON = "upload.json"
 
 
 class Uploaded(NamedTuple):
-    """What was uploaded, and where it is."""
+    """The uploaded ranks and bytes, and their URL."""
 
     url: Url
     ranks: list[int]
@@ -34,7 +34,7 @@ def upload(
 ) -> list[Uploaded]:
     """Upload a spool, all spools in a folder, or a run on this disk, which needs a URL.
 
-    A spool is removed when all of it is uploaded; another run stays. What is uploaded already is not sent again.
+    A spool is removed when all of it is uploaded; another run stays. Data that is already uploaded is not sent again.
     """
     folder = Path(path)
     if not folder.is_dir():

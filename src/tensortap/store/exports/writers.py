@@ -110,7 +110,7 @@ class SafetensorsExport:
 
 
 class Hdf5Export:
-    """One HDF5 file: a group a module; each dataset says in its attributes what it is. Opens as a run again."""
+    """One HDF5 file: a group a module; attributes identify each dataset. Opens as a run again."""
 
     def __init__(self, path: Path, run: Run, ranks: Sequence[int]) -> None:
         self._several = len(ranks) > 1

@@ -2,7 +2,7 @@
 
 A reader is a module with two functions:
 
-    recognizes(path: Path) -> bool                               whether it reads what is at the path; must be quick
+    recognizes(path: Path) -> bool                               whether it reads the path; must be quick
     open_source(path: Path, summarize: Summarize) -> RunSource   see `tensortap.store.run.RunSource`
 
 Readers are asked in order. `register_reader` adds one from outside the package.
@@ -43,7 +43,7 @@ class Reader(Protocol):
     """Opens one format. A module with these functions is a reader."""
 
     def recognizes(self, path: Path, /) -> bool:
-        """Return whether this reader opens what is at the path."""
+        """Return whether this reader opens the file or folder at the path."""
 
     def open_source(self, path: Path, summarize: Callable[[Any], Summary], /) -> RunSource:
         """Open it. `summarize` is for formats that have no summaries."""

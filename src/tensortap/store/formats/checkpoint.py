@@ -65,7 +65,7 @@ def open_source(path: Path, summarize: Summarize) -> TensorList:
 
 
 def _folder(path: Path, files: LocalFiles) -> tuple[Arrays, list[str]]:
-    """Return what the shards hold, and notices of what the index names and they do not hold."""
+    """Return the tensors of the shards, and notices of tensors that the index names and no shard holds."""
     if not (path / _SHARDS).exists():
         return read_safetensors(files, str(path / _SINGLE)), []
     try:

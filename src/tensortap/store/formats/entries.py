@@ -165,7 +165,7 @@ class TensorList(RunSource):
 
 
 def same_tensors(records: Iterator[Record]) -> list[Record]:
-    """Give records with equal bits the same `tensor`: that is how values flow from module to module.
+    """Give records with equal bits the same `tensor`, which shows the flow of values from module to module.
 
     Tensors whose elements are all equal, as a gradient of zeros, stay apart.
     """

@@ -1,7 +1,7 @@
 """Exports, opened as a run: a folder of .npy or .safetensors files, and the members of an .npz.
 
-The manifest has the identity and the dtype of every tensor. Where it was lost, the names of .npy files and members say
-most of it: `rank_0/step_000003/layers.0/micro_0.call_0.output.0`.
+The manifest has the identity and the dtype of every tensor. If it is lost, the names of .npy files and members hold
+most of this: `rank_0/step_000003/layers.0/micro_0.call_0.output.0`.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class IndexWriter:
         self.wait_for(self.appended)
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many rows are written."""
+        """Wait until this number of rows is written."""
         with self._state.changed:
             self._state.wait_for(lambda: self.written >= count)
         self._state.check()
@@ -382,7 +382,7 @@ class _Seen:
         return cast(Sequence[bool], first)
 
     def _first_in_order(self, numbers: Any) -> Sequence[bool] | None:
-        """Do as `first` without sorting, if the new numbers come in order and without gaps; else change nothing."""
+        """Variant of `first` without sorting, for new numbers in order and without gaps; for others, change nothing."""
         highest = np.maximum.accumulate(numbers)
         first = np.empty(len(numbers), bool)
         first[:1] = numbers[:1] >= self._below

@@ -57,7 +57,7 @@ class RankUpload:
         self._sent: dict[str, tuple[int, int]] = {}
 
     def resume(self) -> None:
-        """Find out what an earlier process has uploaded."""
+        """Determine what an earlier process has uploaded."""
         files = RemoteFiles(self.url)
         for name in (*_LINES, INDEX):
             if segments := segments_of(files, name):
@@ -115,7 +115,7 @@ class RankUpload:
             self._sent[name] = version
 
     def upload_rest(self, closed: bool) -> Iterator[Path]:
-        """Upload all that is left; yield each file of tensors before it is sent. rank.json is last of all.
+        """Upload the rest; yield each file of tensors before it is sent. rank.json is the last file.
 
         Files that are not finished keep the end of their name: their writer was killed.
         """
@@ -201,7 +201,7 @@ def is_same_recording(folder: Path, url: Url) -> bool:
 
 
 def clear_rank(files: RemoteFiles, url: Url, rank: str) -> None:
-    """Delete the objects of a rank. Without rank.json and the index, what is left does not look like one."""
+    """Delete the objects of a rank. Without rank.json and the index, the remaining objects do not look like a rank."""
     known = {RANK_JSON, COVERAGE_JSON, PROGRESS_JSON, INDEX, *_LINES}
     ours = [
         name

@@ -76,7 +76,7 @@ class RankWriter(ABC):
         """Drop the bytes that a ring holds of a step. Readers see its records without tensors."""
 
     def drop(self, step: int) -> None:
-        """Drop the records of a step that a ring has released, and what is known of its calls and its loop."""
+        """Drop the records of a step that a ring has released, with its plain arguments and loop facts."""
         self._check_open()
         self._index.drop(step)
 
@@ -104,11 +104,11 @@ class RankWriter(ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """Return what was stored so far, and how long the caller waited for it."""
+        """Return statistics of the stored data, and the time that the caller waited for it."""
 
     @abstractmethod
     def close(self, status: str = "finished", reason: str = "") -> None:
-        """Store what waits and end all threads. A second call does nothing."""
+        """Store all waiting data and end all threads. A second call does nothing."""
 
     def delete(self) -> None:
         """Delete what was stored, after `close`. A run in memory ends with its writer."""
@@ -119,7 +119,7 @@ class RankWriter(ABC):
         """Wait until all bytes that were put so far are stored; False if they cannot be."""
 
     def interrupt(self) -> list[str]:
-        """Stop what `close` waits for, because the user does not want to wait; return lines that say what is left."""
+        """Stop the work that `close` waits for, because the user does not want to wait; return lines about the rest."""
         return []
 
     def take_notices(self) -> list[str]:
@@ -153,7 +153,7 @@ class RankWriter(ABC):
         self._index.append_rows(rows)
 
     def progress(self, value: Mapping[str, Any]) -> None:
-        """Show how far the run is to those who watch it. A run in memory shows nothing."""
+        """Write the progress of the run for `tensortap watch`. A run in memory writes none."""
         return
 
     @property
@@ -162,11 +162,11 @@ class RankWriter(ABC):
         return self._index.appended
 
     def wait_for_rows(self, count: int) -> None:
-        """Wait until so many rows are written. The end of a later step must have sent them out."""
+        """Wait until this number of rows is written. The end of a later step must have sent them out."""
         self._index.wait_for(count)
 
     def flush(self) -> None:
-        """Wait until all that was put and appended so far is stored."""
+        """Wait until all data that was put and appended so far is stored."""
         self._check_open()
         self._state.check()
         self._barrier()

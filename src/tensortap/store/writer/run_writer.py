@@ -102,7 +102,7 @@ class RunWriter(RankWriter):
             raise UsageError(f"writers and max_buffer must be positive: writers {count}, max_buffer {buffer}")
         super().__init__(Path(path), rank, world, info)
         self._recording = secrets.token_hex(8)
-        """Tells this recording from another one of the same rank at the same place."""
+        """Distinguishes this recording from another one of the same rank at the same place."""
         try:
             self._folder = claim(self.path, rank, world, self._info, overwrite)
             self._write_status("running", "")
@@ -224,12 +224,12 @@ class RunWriter(RankWriter):
             raise write_error(error, self._folder / COVERAGE_JSON) from error
 
     def progress(self, value: Mapping[str, Any]) -> None:
-        """Show how far the run is, in place of what was there before. A failure to do so has no consequence."""
+        """Write the progress of the run, in place of the earlier one. A failure has no consequence."""
         with suppress(OSError):
             write_json(self._folder / PROGRESS_JSON, value)
 
     def stats(self) -> dict[str, Any]:
-        """Return what was written so far, and how long the caller waited for it."""
+        """Return statistics of the written data, and the time that the caller waited for it."""
         return {
             "bytes": sum(shard.written - shard.discarded for shard in self._shards) + self._index.nbytes,
             "records": self._index.records,
@@ -240,7 +240,7 @@ class RunWriter(RankWriter):
         }
 
     def close(self, status: str = "finished", reason: str = "") -> None:
-        """Write what waits, complete all files, and end the threads. A second call does nothing.
+        """Write all waiting data, complete all files, and end the threads. A second call does nothing.
 
         Raises the failure of a background write, unless an earlier call already has.
         """

@@ -172,7 +172,7 @@ class Shard:
                 self._finish()
 
     def discard(self, step: int) -> None:
-        """Delete the files of a step, after what waits to be written into them."""
+        """Delete the files of a step, after all waiting writes into them."""
         with self._entry:
             if self._file is not None and self._file.step == step:
                 self._finish()

@@ -1,4 +1,4 @@
-"""State that the threads of one writer share: what has changed, and the first failure.
+"""State that the threads of one writer share: notifications of changes, and the first failure.
 
 All conditions share one lock, but each waiting thread has its own condition. With a common one, every slab would wake
 all threads, and each needs the interpreter for a moment before it sleeps again.

@@ -1,8 +1,8 @@
 """UploadingWriter: writes one rank of a run into an object store, by way of a bounded spool on this disk.
 
 The spool is a run like any other. A thread uploads files of tensors once they are finished, and then the rows and lines
-that are new, as segments. What is uploaded is deleted here. A full spool slows the run; a network that stays broken
-stops the recording, and the spool stays for `tensortap upload`.
+that are new, as segments. Uploaded data is deleted here. A full spool slows the run. A network that stays broken stops
+the recording, and the spool stays for `tensortap upload`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LONGEST_PAUSE = 15.0
 class UploadingWriter(RunWriter):
     """A RunWriter whose run is at a URL. `path` is that URL.
 
-    spool: the folder for what is not uploaded yet. None is the environment variable TENSORTAP_SPOOL, or a folder of the
-        system for temporary files.
-    spool_size: its most bytes.
+    spool: the folder for data that is not uploaded yet. None is the environment variable TENSORTAP_SPOOL, or a folder
+        of the system for temporary files.
+    spool_size: upper bound on its bytes.
     upload_timeout: seconds without any progress after which the network counts as broken.
     """
 
@@ -124,7 +124,7 @@ class UploadingWriter(RunWriter):
         self._uploader.show_status()
 
     def flush(self) -> None:
-        """Wait until all that was put and appended so far is uploaded."""
+        """Wait until all data that was put and appended so far is uploaded."""
         super().flush()
         self._uploader.flush()
 
@@ -133,7 +133,7 @@ class UploadingWriter(RunWriter):
         self._uploader.notify()
 
     def close(self, status: str = "finished", reason: str = "") -> None:
-        """Write and upload what waits, and end the threads. A second call does nothing.
+        """Write and upload all waiting data, and end the threads. A second call does nothing.
 
         If it cannot be uploaded, the spool stays, and the error names the command that finishes the upload.
         """
@@ -164,14 +164,14 @@ class UploadingWriter(RunWriter):
             return self._state.wait_for(lambda: all(shard.done >= ticket for shard, ticket in tickets))
 
     def release_spooled(self, nbytes: int) -> None:
-        """Note that so many bytes of tensors have left the spool."""
+        """Note that this number of bytes of tensors has left the spool."""
         with self._state.changed:
             self._spooled -= nbytes
             self._state.changed.notify_all()
 
     @property
     def waiting_rows(self) -> int:
-        """Bytes of the index that are not uploaded yet, and should be."""
+        """Bytes of the index that are due for upload."""
         return 0 if self.defers_rows else self._index.nbytes - self._uploader.rows_end
 
     def index_bytes(self) -> int:
@@ -350,7 +350,7 @@ class _Uploader:
         return self._closing or self._urgent or self._wanted > self._passed or self._error is not None
 
     def _pass(self, closing: bool, forced: bool) -> None:
-        """Upload what is finished; after some time, or if asked, also the rows."""
+        """Upload finished files; after some time, or if asked, also the rows."""
         rank, writer = self._rank, self._writer
         if closing:
             for _ in rank.upload_rest(closed=True):

@@ -151,7 +151,7 @@ def _opened(files: LocalFiles, name: str, summarize: Summarize) -> Hdf5File | st
 
 
 def _shifted(part: _DumpFile, rows_before: int) -> Any:
-    """Return the rows of a part as rows of the run: with its step, behind all rows before it."""
+    """Return the rows of a part as rows of the run: with its step, and numbered after all earlier rows."""
     table = part.dump.index(part.dump.ranks[0]).rows
     columns = {
         "step": pa.array([part.step] * table.num_rows, pa.int64()),

@@ -20,7 +20,7 @@ _SECONDS = 10.0
 """CPU time for the walk of one file of usual size, and for starting the process."""
 _BYTES_A_SECOND = 50e6
 _WAIT = 12.0
-"""How many times as long the walk may take: where processes queue for a processor, or there are no limits."""
+"""Factor by which the walk may take longer where processes queue for a processor, or there are no limits."""
 _LIMITS = """
 import json, sys
 sys.path[:], seconds = json.loads(sys.argv[1])

@@ -273,7 +273,7 @@ class NpyTree(RunSource):
         return sorted(found, key=lambda saved: (saved.name.micro, saved.kind == GRADS))
 
     def _unnamed(self, rank: int) -> list[str]:
-        """Notices on what is not used."""
+        """Notices on files that are not used."""
         found = [
             f"{kind}/{file} is left out: its name is not one of a saving hook"
             for kind in (TENSORS, GRADS)
