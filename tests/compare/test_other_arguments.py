@@ -104,9 +104,9 @@ def test_numbers_that_a_caller_replaces_by_none(tmp_path: Path) -> None:
     b = ran(tmp_path / "b", {0: {"mask": None}})
     lost, extra = tt.compare(a, b), tt.compare(b, a)
     assert lost.first is not None and (lost.first.module, lost.first.cause) == ("", "lost_input")
-    assert "it hands None to blocks.0 (input mask), and the reference hands it a tensor" in lost.sentence
+    assert "it passes None to blocks.0 (input mask), and the reference passes a tensor" in lost.sentence
     assert extra.first is not None and (extra.first.module, extra.first.cause) == ("", "extra_input")
-    assert "it hands a tensor to blocks.0 (input mask), and the reference hands it None" in extra.sentence
+    assert "it passes a tensor to blocks.0 (input mask), and the reference passes None" in extra.sentence
 
 
 def test_equal_calls_are_not_mentioned(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
     "glue": (
         {"change": scaled},
         *("blocks.1", "input", 0),
-        "The runs part in the own code of blocks.1: in step 0, what it hands to blocks.1.fc2 (input 0) is off by "
+        "The runs part in the own code of blocks.1: in step 0, what it passes to blocks.1.fc2 (input 0) is off by "
         "{about}1.0e-3 (relative L2), while all that it was made from matches.",
     ),
     "backward": (

@@ -174,7 +174,7 @@ def test_code_between_modules_is_attributed_to_the_container(run_path: Path) -> 
     model.gated.forward = lambda x: model.gated.down(torch.tanh(model.gated.gate(x)) * model.gated.up(x)) + x.sin()
     result = checked(model, reference)
     assert named(result) == ["gated"]
-    assert "the own code of gated hands to gated.down (input 0)" in result.sentence
+    assert "the own code of gated passes to gated.down (input 0)" in result.sentence
 
 
 def test_a_wrong_input_is_attributed_to_the_caller_not_the_owner(run_path: Path) -> None:

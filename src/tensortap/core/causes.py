@@ -26,15 +26,15 @@ class Cause(str, Enum):
     CONTAINER_CODE = "container_code"
     """The code of a container, between the modules that it calls, makes a wrong value."""
     LOST_MASK = "lost_mask"
-    """The code of a container hands a module no mask where the reference's hides something from it."""
+    """The code of a container passes no mask to a module, where the reference's mask hides something from it."""
     EXTRA_MASK = "extra_mask"
-    """The code of a container hands a module a mask where the reference's hands none."""
+    """The code of a container passes a mask to a module, where the reference's passes none."""
     LOST_INPUT = "lost_input"
-    """The code of a container hands a module None where the reference's hands it numbers."""
+    """The code of a container passes None to a module, where the reference's passes numbers."""
     EXTRA_INPUT = "extra_input"
-    """The code of a container hands a module numbers where the reference's hands it None."""
+    """The code of a container passes numbers to a module, where the reference's passes None."""
     HANDED_ON = "handed_on"
-    """A module, whose output was not recorded, hands a wrong value to another."""
+    """A module, whose output was not recorded, passes a wrong value to another."""
     BUFFER = "buffer"
     """A module leaves a wrong buffer behind although its inputs are right."""
     INPUT = "input"
@@ -206,47 +206,47 @@ CAUSES: dict[Cause, CauseWording] = {
     ),
     Cause.CONTAINER_CODE: CauseWording(
         "wrong value between modules",
-        "The runs part in the own code of {name}: in {where}, what it hands to {module} (input {path}) {off}, "
+        "The runs part in the own code of {name}: in {where}, what it passes to {module} (input {path}) {off}, "
         "{sources}.",
-        "in {where}, what the own code of {name} hands to {module} (input {path}) {off}",
+        "in {where}, what the own code of {name} passes to {module} (input {path}) {off}",
         sources_match="while all that it was made from matches",
         sources_unrecorded="and what it was made from was not recorded",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.HANDED_ON: CauseWording(
-        "wrong value handed on",
-        "The runs part in {name}: in {where}, what it hands to {module} (input {path}) {off}, {sources}.",
-        "in {where}, what {name} hands to {module} (input {path}) {off}",
+        "wrong value passed on",
+        "The runs part in {name}: in {where}, what it passes to {module} (input {path}) {off}, {sources}.",
+        "in {where}, what {name} passes to {module} (input {path}) {off}",
         sources_match="while all that it was made from matches",
         sources_unrecorded="and what it was made from was not recorded",
     ),
     Cause.LOST_MASK: CauseWording(
-        "mask not handed on",
-        "The runs part in the own code of {name}: in {where}, it hands no mask to {module} (input {path}), and the "
+        "mask not passed on",
+        "The runs part in the own code of {name}: in {where}, it passes no mask to {module} (input {path}), and the "
         "reference's hides elements there.",
-        "in {where}, the own code of {name} hands no mask to {module} (input {path}), and the reference's hides "
+        "in {where}, the own code of {name} passes no mask to {module} (input {path}), and the reference's hides "
         "elements there",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.EXTRA_MASK: CauseWording(
         "mask that the reference lacks",
-        "The runs part in the own code of {name}: in {where}, it hands a mask to {module} (input {path}), and the "
-        "reference hands it none.",
-        "in {where}, the own code of {name} hands a mask to {module} (input {path}), and the reference hands it none",
+        "The runs part in the own code of {name}: in {where}, it passes a mask to {module} (input {path}), and the "
+        "reference passes none.",
+        "in {where}, the own code of {name} passes a mask to {module} (input {path}), and the reference passes none",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.LOST_INPUT: CauseWording(
-        "tensor not handed on",
-        "The runs part in the own code of {name}: in {where}, it hands None to {module} (input {path}), and the "
-        "reference hands it a tensor.",
-        "in {where}, the own code of {name} hands None to {module} (input {path}), and the reference hands it a tensor",
+        "tensor not passed on",
+        "The runs part in the own code of {name}: in {where}, it passes None to {module} (input {path}), and the "
+        "reference passes a tensor.",
+        "in {where}, the own code of {name} passes None to {module} (input {path}), and the reference passes a tensor",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.EXTRA_INPUT: CauseWording(
-        "tensor that the reference does not hand on",
-        "The runs part in the own code of {name}: in {where}, it hands a tensor to {module} (input {path}), and the "
-        "reference hands it None.",
-        "in {where}, the own code of {name} hands a tensor to {module} (input {path}), and the reference hands it None",
+        "tensor that the reference does not pass on",
+        "The runs part in the own code of {name}: in {where}, it passes a tensor to {module} (input {path}), and the "
+        "reference passes None.",
+        "in {where}, the own code of {name} passes a tensor to {module} (input {path}), and the reference passes None",
         born_in=f"in the {_BETWEEN}",
     ),
     Cause.BUFFER: CauseWording(
