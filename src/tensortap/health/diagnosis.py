@@ -43,7 +43,7 @@ FAR = 1e4
 RECOMPUTED = "recomputed"
 """Status of a finding whose record is right, and recomputed otherwise in backward."""
 GROWN = 100.0
-_HISTORY = 3  # steps before, at least, that a median is taken of
+_HISTORY = 3  # minimum number of earlier steps for a median
 _MOST = 1000
 _ACTIVATIONS = ("input", "output")
 _FLOWING = ("grad_input", "grad_output")
@@ -51,9 +51,9 @@ _MADE = ("output", *GRADIENT_KINDS)
 _LOWEST = [ends[0] for name in dtypes.NAMES if (ends := dtypes.range_of(name)) is not None]
 _LEFT_OUT = ("sketch", "file", "offset", "nbytes")
 _POLICY = (
-    "Suspicious: a NaN or Inf, an element beyond half of its dtype's range (but for masks), a root mean square "
+    "Suspicious: a NaN or Inf, an element beyond half of its dtype's range (except in masks), a root mean square "
     f"{FAR:,.0f} times larger or, in gradients, smaller than usual in the step, {GROWN:g} times larger than before, "
-    "or all zeros; ranks whose replicas of a value differ, or whose parts of a tensor do not make it up"
+    "or all zeros; ranks whose replicas of a value differ, or whose parts do not make up a tensor"
 )
 _WORDS = {
     "nonfinite": "has {nan:,} NaN and {inf:,} Inf among {elements:,} elements",
@@ -94,7 +94,7 @@ def open_health_report(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The sizes of every record that judging needs."""
+    """The sizes of every record, as far as judging needs them."""
 
     finite: Codes
     rms: Floats
@@ -169,8 +169,11 @@ def _half_of_range(dtype: str) -> float:
 
 
 def _usual(side: Side, numbers: _Sizes, judged: npt.NDArray[np.bool_]) -> Floats:
-    """Return the usual root mean square for each record: for a gradient that flows, that of the step's first one, where
-    backward began; for all else, the median of its kind in the step. Zero tensors do not count."""
+    """Return the usual root mean square for each record. Zero tensors do not count.
+
+    For a gradient that flows, it is that of the step's first one, where backward began. For all other records, it is
+    the median of their kind in the step.
+    """
     _, group = np.unique(np.stack([side.rank, side.step, side.kind.codes]), axis=1, return_inverse=True)
     known = np.where(judged & (numbers.rms > 0), numbers.rms, np.nan)
     usual = _medians(known, group.reshape(-1))
@@ -249,8 +252,11 @@ def _recomputed(side: Side) -> list[HealthFinding]:
 
 
 def _births(side: Side, status: Codes) -> list[HealthFinding]:
-    """Return the findings: each NaN that did not propagate from another record; the first dead row of each module; and,
-    since exploding and vanishing mostly propagate from module to module, the first such row of each rank."""
+    """Return the findings.
+
+    These are each NaN that did not propagate from another record, and the first dead row of each module. Exploding and
+    vanishing mostly propagate from module to module, so only the first such row of each rank is a finding.
+    """
     rows = np.flatnonzero(status)
     propagated = _propagation(side, status == HEALTH_STATUSES.index("nonfinite"))
     chosen, known = [], set()
@@ -271,8 +277,10 @@ def _births(side: Side, status: Codes) -> list[HealthFinding]:
 
 
 def _propagation(side: Side, bad: npt.NDArray[np.bool_]) -> Callable[[int], bool]:
-    """Return a function of a row: whether its NaN propagated from another record. It may come from a source, through
-    the loss, or from the step before through unrecorded parameters."""
+    """Return a function that returns whether the NaN of a row propagated from another record.
+
+    The NaN may come from a source, through the loss, or from the step before through unrecorded parameters.
+    """
     structure = Structure(side, np.arange(len(side)))
     forward = [word == "forward" for word in side.phase.words]
     wrong = np.flatnonzero(bad)
