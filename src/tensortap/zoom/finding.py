@@ -1,4 +1,4 @@
-"""Finds the first operator of the candidate that the reference does not compute, and says what it is."""
+"""Finds the first operator of the candidate that the reference does not compute, and classifies it."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ class OperatorFinding:
     """The first place in the code of two modules where they compute something else."""
 
     kind: Kind
-    """arguments: the same operator with other plain arguments; operands: with other tensors; missing: the candidate
-    lacks the reference's operator; extra: the reference lacks the candidate's; other: another operator in its place;
-    overwritten: an operator writes in place what a later one still reads; returned: a value is returned that the
-    reference still changes; source: a parameter, buffer or constant differs; detached: the gradient is cut off;
-    attached: it is not cut off, but that of the reference is; rounding: a coarser dtype; failed: its backward raises"""
+    """arguments | operands | missing | extra | other | overwritten | returned | source | detached | attached | rounding
+    | failed
+
+    arguments, operands: the same operator with other plain arguments, or with other tensors. missing, extra: an
+    operator that only the reference has, or only the candidate. other: another operator in its place. overwritten: an
+    operator writes in place what a later one still reads. returned: a value is returned that the reference still
+    changes. source: a parameter, buffer or constant differs. detached, attached: only the candidate cuts the gradient
+    off, or only the reference. rounding: a coarser dtype. failed: its backward raises.
+    """
     phase: str
     operator: Operator | None
     """The candidate's operator; None where it has none."""
     counterpart: Operator | None
     """The reference's operator; None where it has none."""
     line: SourceLine | None
-    """The candidate's line to look at."""
+    """The candidate's line to inspect."""
     reference_line: SourceLine | None
     name: str = ""
-    """Name of the parameter, buffer, input or output, where one is concerned."""
+    """Name of the parameter, buffer, input or output, if the finding is about one."""
     dtypes: tuple[str, str] | None = None
     """The candidate's and the reference's dtype, where they are the difference."""
     reader: Operator | None = None
@@ -58,7 +62,7 @@ class OperatorFinding:
 
 
 class Side:
-    """One trace with what the other side has of it."""
+    """One trace, and its values that the other side has."""
 
     def __init__(self, call: TracedCall, values: Values, matched: Mapping[int, set[int]]) -> None:
         self.call, self.values, self.matched = call, values, matched
@@ -121,8 +125,8 @@ class Side:
     def new_lines(self, lines: Iterable[SourceLine], reference: Side) -> list[SourceLine]:
         """Return the lines among these that the reference's code does not have.
 
-        Code that the reference has, but did not run, is not new: something that led to it is. Only if both sides are in
-        one file, code is known by the lines that ran.
+        Code that the reference has, but did not run, is not new; the code that led to it is. If both sides are in one
+        file, only the lines that ran identify the code of a side.
         """
         known = {part.text for line in reference.lines for part in line.parts}
         files = {line.file for line in reference.lines} - {line.file for line in self.lines}
@@ -132,13 +136,15 @@ class Side:
 
 
 class Expand:
-    """Adds the parts of the reference's fused operators to its trace, and what the candidate has of them."""
+    """Adds the parts of the reference's fused operators to its trace, and the candidate's values that match them."""
 
     def __init__(self, run: Callable[[Operator], Sequence[Sequence[Operator]]]) -> None:
         self._run = run
 
     def best(self, side: Side, operators: list[Operator], known: set[str]) -> list[Operator]:
-        """Return the operators with each fused one replaced by its parts, in the way most of which the other has.
+        """Return the operators, with each fused one replaced by its parts.
+
+        Of several ways to split it, take the one with the most parts that the other side has.
 
         known: names of operators that the other side has as they are.
         """
@@ -288,7 +294,7 @@ def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> Operator
     needed_there = _ancestors(reference.trace, reference.call.outputs.values())
 
     def made_by(value: TracedValue) -> str:
-        """Return the name of the operator; empty if nothing reads it, like what autograd saves."""
+        """Return the name of the operator; empty if nothing reads its result, such as values that autograd saves."""
         return reference.trace.operators[value.producer].name if value.producer in needed_there else ""
 
     for operator in candidate.trace.operators:
@@ -316,7 +322,7 @@ def find_cut(candidate: Side, reference: Side, names: Iterable[str]) -> Operator
 
 
 def find_uncut(candidate: Side, reference: Side, names: Iterable[str]) -> OperatorFinding | None:
-    """Return the first operator of the forward that passes a gradient to what the reference has detached."""
+    """Return the first operator of the forward that passes a gradient to a value that the reference has detached."""
     needed = _ancestors(reference.trace, reference.call.outputs.values())
     for cut in reference.trace.operators:
         if cut.phase != "forward" or cut.number not in needed or not _cuts(cut, reference.trace):

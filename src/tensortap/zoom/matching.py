@@ -1,4 +1,4 @@
-"""Finds the values that two traces have in common, whatever operators made them."""
+"""Finds the values that two traces have in common, regardless of the operators that made them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _EPSILONS = 16
 _SAMPLES = 64
 _ABSOLUTE = 1e-30
 _LOOSE = 1e-5
-"""Relative difference up to which samples call for a look at all elements."""
+"""Relative difference of samples up to which all elements are compared."""
 _MEDIAN_OF = 4096
 _PART = 1 << 15
 _HUGE = 1e4
-"""Elements that are as many times larger than the median belong to a mask."""
+"""Elements that exceed the median by this factor belong to a mask."""
 _SUMS = ("sum", "mean", "native_layer_norm_backward", "mm", "bmm", "addmm", "embedding_dense_backward")
 """Names of operators whose results may cancel to zero."""
 
@@ -64,7 +64,7 @@ class Values:
         self._distances: dict[tuple[Any, ...], float] = {}
 
     def forget(self) -> None:
-        """Forget what was known by address, after an operator has written in place."""
+        """Forget the values known by address, after an operator has written in place."""
         self._prints.clear()
         self._distances.clear()
 
@@ -102,7 +102,7 @@ class Values:
         return self._norms[number]
 
     def distance(self, number: int, other: Values, others: int) -> float:
-        """Return the relative L2 distance of two values with the same number of elements; inf if one cannot say."""
+        """Return the relative L2 distance of two values with the same number of elements; inf if it is unknown."""
         one, two = self.print_of(number), other.print_of(others)
         # A transposed weight is read in many places: its elements are compared once, as they are in memory.
         alike = bool(one.memory and two.memory and one.strides == two.strides)
@@ -135,7 +135,7 @@ class Values:
         return _relative(ours, theirs)
 
     def floor(self, number: int) -> float:
-        """Return the size of what a value sums up, below which it is rounding.
+        """Return the size of the terms that a value sums up; a value far below it is rounding.
 
         A gradient that is zero in theory, like that of a bias before a norm, has no size of its own.
         """
@@ -148,7 +148,7 @@ class Values:
         return max((self.norm(each) for each in operator.inputs), default=0.0)
 
     def floored_distance(self, number: int, other: Values, others: int) -> float:
-        """Return the distance relative to the value, or to what it sums up if that is larger."""
+        """Return the distance relative to the value, or to the terms that it sums up if these are larger."""
         distance = self.distance(number, other, others)
         if not distance or not np.isfinite(distance):
             return distance

@@ -54,7 +54,7 @@ class Zoom:
 
     @property
     def line(self) -> SourceLine | None:
-        """The candidate's line to look at; None if nothing differs."""
+        """The candidate's line to inspect; None if nothing differs."""
         return None if self.first is None else self.first.line
 
     def as_dict(self) -> dict[str, Any]:

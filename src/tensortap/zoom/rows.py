@@ -22,7 +22,7 @@ _SAME_SHAPE = 1
 def align_operators(
     reference: OperatorTrace, candidate: OperatorTrace, matched: Mapping[int, set[int]], moves: bool = False
 ) -> list[Aligned]:
-    """Return all operators of both sides, aligned so that as much as possible is the same.
+    """Return all operators of both sides, in the alignment with the most equal operators.
 
     matched: the reference's values for each value of the candidate.
     moves: whether operators that only move elements take part.

@@ -21,7 +21,7 @@ __all__ = ["Call", "TracedCall", "trace_call", "trace_exactly"]
 
 @dataclass(frozen=True)
 class Call:
-    """What both modules are called with."""
+    """The arguments with which both modules are called, and gradients of their outputs."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class TracedCall:
     def __init__(
         self, framework: Framework, module: Any, call: Call, side: str, exact: bool, around: Callable[[], Any]
     ) -> None:
-        """Run the forward. `around` returns what to enter while operators run."""
+        """Run the forward. `around` returns the context in which operators run."""
         self._framework, self._tracer, self._around = framework, tracer_of(framework), around
         tracer = self._tracer
         with around():

@@ -1,4 +1,4 @@
-"""The sentence of a zoom: where the candidate's code computes something else, and what."""
+"""The sentence of a zoom: the place where the candidate's code computes something else, and the difference."""
 
 from __future__ import annotations
 

@@ -51,8 +51,10 @@ def zoom_modules(reference: Any, candidate: Any, call: Call, name: str = "", exa
 
 
 def _find_exactly(plain: _Pair, exact: _Pair) -> OperatorFinding | None:
-    """Return the first mistake that float64 shows. What the plain traces have settled does not run again in it:
-    a backward takes most of the time."""
+    """Return the first mistake that float64 shows.
+
+    Backwards that the plain traces have settled do not run again in float64: a backward takes most of the time.
+    """
     if (finding := exact.first_in_forward()) is not None:
         return finding
     if (finding := plain.failed_backward()) is not None:
@@ -96,11 +98,11 @@ class _Pair:
         self._our_values = Values(self._ours.trace, framework.host)
         self._matches = Matches()
         self._matched = 0, 0
-        """How many values of the candidate and of the reference have been matched."""
+        """Numbers of matched values of the candidate and of the reference."""
 
     @property
     def matches(self) -> Matches:
-        """Which values both sides have, among all that are there by now."""
+        """The values that both sides have, among all values so far."""
         before = self._matched
         self._matched = now = len(self._ours.trace.values), len(self._theirs.trace.values)
         for ours, theirs in (
@@ -138,7 +140,7 @@ class _Pair:
         return _both("gradient of", self._ours.gradients, self._theirs.gradients)
 
     def equal(self) -> bool:
-        """Whether all that leaves the call is equal bit for bit."""
+        """Whether all values that leave the call are equal bit for bit."""
         return bool(self._ours.failure) == bool(self._theirs.failure) and all(
             each.candidate is not None
             and each.reference is not None
@@ -186,8 +188,9 @@ class _Pair:
         return self._difference([each for each in wrong if each.candidate is not None] or wrong, "backward")
 
     def cut(self, names: Sequence[str]) -> OperatorFinding | None:
-        """Return the operator at which the candidate cuts these gradients off, or lets one pass that the reference
-        cuts off."""
+        """Return the operator at which the candidate cuts these gradients off, or passes one that the reference cuts
+        off.
+        """
         return find_cut(*self._sides(), names) or find_uncut(*self._sides(), names)
 
     def wrong_gradients(self) -> list[str]:

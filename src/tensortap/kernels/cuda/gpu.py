@@ -49,7 +49,7 @@ _MOST_PIECES = 800
 _MOST_IN_PARTS = 8192
 """Maximum number of pieces of a part of a whole, over all of its boxes."""
 _LARGE = 1 << 26
-"""A tensor with this many elements is read in larger parts, as tensors of a batch are."""
+"""Number of elements from which a tensor is read in larger parts, as tensors of a batch are."""
 _MOST_SIZES = 4096
 _RUNS = 3
 """Layout of a part of a whole that consists of runs."""

@@ -64,7 +64,8 @@ class Part(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def part_of(placement: Placement, shape: tuple[int, ...], components: int) -> Part | None:
-    """Return how to read a local tensor of this shape, in the whole's order of dimensions; None if no kernel can.
+    """Return the part that describes a local tensor of this shape, in the whole's order of dimensions; None if no
+    kernel can read it.
 
     A complex element has two components.
 

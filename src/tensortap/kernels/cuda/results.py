@@ -39,7 +39,9 @@ _MOMENTS = "min", "max", "mean", "std", "l1", "l2"
 
 
 def new_columns(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float32]]:
-    """Return room for the columns of so many rows, which `native/collecting.h` fills in: counts, moments, sketches."""
+    """Return room for the columns of this number of rows, which `native/collecting.h` fills in: counts, moments,
+    sketches.
+    """
     counts, moments = np.empty((len(_COUNTS), rows), np.int64), np.empty((len(_MOMENTS), rows))
     return counts, moments, np.empty((rows, BUCKETS), np.float32)
 
@@ -47,7 +49,7 @@ def new_columns(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float6
 def named_columns(
     counts: npt.NDArray[np.int64], moments: npt.NDArray[np.float64], sketches: npt.NDArray[np.float32]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns as `columns` does."""
+    """Return the columns in the form of `columns`."""
     named: dict[str, npt.NDArray[Any]] = dict(zip(_COUNTS, counts, strict=True))
     named["digest"] = named["digest"].view(np.uint64)
     return {**named, **dict(zip(_MOMENTS, moments, strict=True)), "sketch": sketches}

@@ -1,4 +1,4 @@
-"""How far two tensors are from a third one that is known to be exact."""
+"""Distances of two tensors from a third one that is known to be exact."""
 
 from __future__ import annotations
 
@@ -68,5 +68,7 @@ def measure_truth(truth: npt.NDArray[Any], reference: npt.NDArray[Any], candidat
 
 
 def _count_off(sides: list[npt.NDArray[np.float64]]) -> int:
-    """Return in how many rows one side at least is off. The gradients of most tokens may be zero, and tell nothing."""
+    """Return the number of rows in which at least one side is off. The gradients of most tokens may be zero, and show
+    nothing.
+    """
     return int((sides[0].any(axis=-1) | sides[1].any(axis=-1)).sum())

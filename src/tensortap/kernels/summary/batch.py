@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 class SummaryBatch:
-    """Up to some hundred arrays. One thread adds them; once nothing is added any more, any may take the results."""
+    """Up to some hundred arrays. One thread adds them; after the last one, any thread may take the results."""
 
     def __init__(self) -> None:
         _prepare()

@@ -19,7 +19,7 @@ from tensortap.kernels.vectors import never_inlined, spread
 __all__ = ["BLOCK", "add_groups", "list_groups"]
 
 BLOCK = 16
-"""Entries of a plan that are written at once. Lists have room for so many behind their last entry."""
+"""Entries of a plan that are written at once. Lists have room for this many more behind their last entry."""
 _BYTE, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 

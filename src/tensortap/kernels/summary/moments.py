@@ -34,7 +34,7 @@ COUNT, NAN, POSINF, NEGINF, ZEROS, EDGE, MIN, MAX, MEAN, M2, L1, DIGEST = range(
 
 
 _FAR = 1024
-"""How many times its variance the square of a mean may be: each factor of ten costs a digit of the variance."""
+"""Upper bound on the ratio of a mean's square to the variance: each factor of ten costs a digit of the variance."""
 
 
 @compiled(fastmath=REORDER)
@@ -119,7 +119,7 @@ def join(out: Any, n: float, mean: float, m2: float, low: float, high: float) ->
 
 @compiled()
 def add_sums(out: Any, n: int, sums: Any) -> None:
-    """Add what `_sums` returns of `n` ordinary values, if `sums_are_exact`."""
+    """Add the result of `_sums` for `n` ordinary values, if `sums_are_exact`."""
     mean = sums[0] / n
     _add(out, n, mean, sums[1] - sums[0] * mean, sums)
 

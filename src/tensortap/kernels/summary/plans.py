@@ -1,4 +1,5 @@
-"""The plan of a row of a part: which groups of the whole it has, and what the definition makes of their positions.
+"""The plan of a row of a part: its groups of the whole, and the numbers that the definition derives from their
+positions.
 
 A group of the whole has eight elements; a part may have all or some of them. A plan lists, for each group: the hash of
 its line of the digest, its slot, the signs of its elements, which elements the part has, and where in the row of the
@@ -44,8 +45,8 @@ def whole_row(runs: Any, run: int, row: int) -> int:
 def plan_row(begin: int, n: int, runs: Any, run: int, itemsize: int, seeds: Any, golden: Any, plan: Any) -> Any:
     """List the groups of `n` elements of the part from element `begin` on, which is in run `run`.
 
-    Return how many there are, and the run of the last element. Short rows of the part often share a row of the whole:
-    its hashes are kept from one piece to the next.
+    Return their number, and the run of the last element. Short rows of the part often share a row of the whole: its
+    hashes are kept from one piece to the next.
     """
     hashes_at, masks_at = plan[0], plan[3]
     bits = 7  # log2 of the groups in a line

@@ -1,4 +1,5 @@
-"""What the definition makes of positions: the digest of a line of 1024 bytes, and the signs and slots of groups.
+"""The numbers that the definition derives from positions: the digest of a line of 1024 bytes, and the signs and slots
+of groups.
 
 A row of 1024 elements has 128 groups of 8. Constants of the definition are passed as tables.
 """
@@ -48,7 +49,7 @@ def digest_line(words: Any, weights: Any) -> Any:
 
 @compiled()
 def sign_key(row: int, seed: Any) -> Any:
-    """Return what gives the signs of a row's groups: those of a slot are mix((low + slot) ^ key) >> shift."""
+    """Return numbers that give the signs of a row's groups: those of a slot are mix((low + slot) ^ key) >> shift."""
     first = np.uint64(row >> 2) * np.uint64(128)
     key = np.uint32(mix(np.uint32(first >> np.uint64(32))) ^ np.uint32(seed))
     return np.uint32(first), key, np.uint32(8 * (row & 3))
@@ -74,7 +75,7 @@ def moved_by(row: int, seed: Any) -> Any:
 
 @compiled()
 def _moved_from(row: int, key: Any) -> Any:
-    """The same, with what the row's upper bits and the seed amount to, which hardly ever changes."""
+    """The same, given the contribution of the row's upper bits and the seed, which hardly ever changes."""
     return np.int64(mix(np.uint32(np.uint32(row) ^ key)) & np.uint32(127))
 
 

@@ -134,7 +134,7 @@ def _digest_row(start: int, where: int, moved: int, itemsize: int, tables: int, 
 
 @compiled()
 def _digest_block(start: int, where: int, itemsize: int, seed: Any, tables: int, golden: Any) -> Any:
-    """Return what maps the groups of each row of a block to slots, and the digest of all rows."""
+    """Return the numbers that map the groups of each row of a block to slots, and the digest of all rows."""
     moved = (moved_by(where, seed), moved_by(where + 1, seed), moved_by(where + 2, seed), moved_by(where + 3, seed))
     digest = np.uint64(0)
     for i in range(BLOCK):

@@ -24,7 +24,7 @@ class PlacedRuns(NamedTuple):
 
 
 def placed_array(array: npt.NDArray[Any], placement: Placement) -> npt.NDArray[Any]:
-    """Return the elements in the boxes, box after box, in C order; without a copy if they are all there is."""
+    """Return the elements in the boxes, box after box, in C order; without a copy if the boxes have all elements."""
     chosen = _all_in_one(array.shape, placement)
     local = array.reshape(-1) if placement.flat else array
     if placement.order:
@@ -105,7 +105,7 @@ def _table(
 
 
 def _contiguous(lengths: list[int], whole: tuple[int, ...], local: Any) -> int:
-    """Return how many of the last dimensions form one run: all but the first of them are entire on both sides."""
+    """Return the number of last dimensions that form one run: all but the first of them are entire on both sides."""
     count = 0
     for at in range(len(lengths) - 1, -1, -1):
         count += 1

@@ -1,7 +1,7 @@
 """The sketch of a tensor without the positions that a mask hides, and where these are in a tensor.
 
-It is the usual sketch of the tensor with zeros at hidden positions, folded to few sums: two of them show how far two
-tensors are apart at all other positions.
+It is the usual sketch of the tensor with zeros at hidden positions, folded to few sums. Two such sketches show the
+distance of two tensors at all other positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensortap.kernels import summarize
 __all__ = ["COPIES", "SUMS", "Positions", "along", "folded", "in_copies", "padding_of_texts", "sketch_of_visible"]
 
 SUMS = 64
-"""A distance is then known to 9 %, which suffices to tell rounding from a mistake."""
+"""A distance is then known to 9 %, which suffices to distinguish rounding from a mistake."""
 
 COPIES = "copies:"
 """Marks the sketch of a tensor that may hold several copies of all positions."""
