@@ -68,9 +68,9 @@ _TYPES = {
 def open(path: str | _os.PathLike[str] | Run) -> Run:
     """Open a run lazily: records, tensors and coverage are read when they are used.
 
-    path: the folder of a run; or a checkpoint, what `tensortap export` wrote, an .npz of one call of a module, an HDF5
-        dump or a folder of them, or a tree of .npy files. Nothing is unpickled.
-        A run that is open already, such as one held in memory, is returned as it is.
+    path: the folder of a run; or a checkpoint, an export, an .npz of one call of a module, an HDF5 dump or a folder of
+        them, or a tree of .npy files. Nothing is unpickled. A run that is open already, such as one held in memory, is
+        returned as it is.
 
     >>> run = tensortap.open("runs/a")
     >>> for record in run.records(module="layers.0.*", kind="output"):

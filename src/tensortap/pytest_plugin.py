@@ -1,5 +1,6 @@
-"""For tests: an assertion that two runs match, and fixtures that capture into the test's own folder, or compare with a
-golden run that is stored beside the test.
+"""Helpers for tests: an assertion that two runs match, and fixtures.
+
+One fixture captures into the test's own folder. The other compares with a golden run that is stored beside the test.
 
 pytest finds the fixture wherever tensortap is installed; tests import the assertion:
 
@@ -109,7 +110,7 @@ def tensortap_capture(tmp_path: Path) -> Iterator[NamedCapture]:
 def tensortap_golden(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AbstractContextManager[Tap]]:
     """Capture, and compare with the golden run `golden/TEST` beside the test file when the block ends.
 
-    With --tensortap-update, the block writes the golden run instead. `name` tells several runs of one test apart,
+    With --tensortap-update, the block writes the golden run instead. `name` distinguishes several runs of one test,
     `compare` has options of `tensortap.compare`, and the others are those of `tensortap.capture`. Sketches have 64
     numbers, with `optimizer=` 32.
     """
@@ -141,7 +142,7 @@ def tensortap_golden(request: pytest.FixtureRequest, tmp_path: Path) -> Callable
 
 
 def _as_arguments(options: dict[str, Any]) -> list[str]:
-    """Return the options as the command line takes them, as far as it does."""
+    """Return the options in the form of the command line, as far as it has them."""
     from tensortap.compare.options import ComparisonOptions
 
     if isinstance(options.get("mapping"), Mapping):  # rules that are in no file

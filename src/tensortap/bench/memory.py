@@ -41,7 +41,7 @@ class MemoryMeter:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         if not PORTABLE:
-            with suppress(OSError):  # without permission, or without /proc, the peak of the whole process has to do
+            with suppress(OSError):  # without permission, or without /proc, the peak of the whole process must suffice
                 Path("/proc/self/clear_refs").write_text("5")
         self._before = resident()
 

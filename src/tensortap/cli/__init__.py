@@ -134,7 +134,7 @@ def _say_interrupted() -> None:
 
 
 def _hide_pandas() -> None:
-    """Keep pyarrow from importing pandas, which takes half a second, to recognise objects that no command has.
+    """Keep pyarrow from importing pandas, which takes half a second, to recognise objects that no command uses.
 
     pyarrow looks for pandas once in a process, at its first conversion.
     """

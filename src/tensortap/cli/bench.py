@@ -29,7 +29,7 @@ def bench(
     """Measure what a tap costs on this machine, and what limits it.
 
     Trains a standard model with and without a tap, in turns, for some minutes. Leaves nothing on disk. While it runs,
-    the tensors of one step of llama-0.95b take about 25 GB there, and up to 75 GB if there is room.
+    the tensors of one step of llama-0.95b take about 25 GB of disk, and up to 75 GB if there is room.
 
     \b
     Example:

@@ -78,7 +78,7 @@ def compare(
     \b
     Example:
       tensortap compare runs/a runs/b
-      tensortap compare runs/a runs/b --noise runs/a2         allow what two equal runs differ by
+      tensortap compare runs/a runs/b --noise runs/a2         allow the differences of two equal runs
       tensortap compare runs/a runs/b --truth runs/float32     which side is less exact?
       tensortap compare gpu.npz cpu.npz                       one module: is it wrong, or its inputs?
       tensortap compare runs/a runs/b --rename 'encoder\\.(\\d+)=layers.\\1'

@@ -1,4 +1,4 @@
-"""`tensortap health`: what is suspicious in a single run."""
+"""`tensortap health`: check a single run for suspicious tensors."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ Device = Annotated[str, _flag("device")]
 
 
 def parse_zoom(text: str | None) -> tuple[str, str] | None:
-    """Return what builds the two models. Raise UsageError if there are not two."""
+    """Return the builders of the two models. Raise UsageError if there are not two."""
     from tensortap.errors import UsageError
 
     if text is None:

@@ -38,8 +38,8 @@ def run(
 ) -> None:
     """Run a program unchanged, and record the model that it trains.
 
-    The model and its optimizers are found by what they do. Without --out, the run is runs/PROGRAM, or the next free
-    runs/PROGRAM-2. Options may also come from environment variables, or from [capture] in ./tensortap.toml.
+    The model and its optimizers are found by observing the program. Without --out, the run is runs/PROGRAM, or the next
+    free runs/PROGRAM-2. Options may also come from environment variables, or from [capture] in ./tensortap.toml.
 
     Ends with the exit code of the program. With --compare, a program that succeeds ends with the verdict: 0 the runs
     match, 1 they diverge, 2 one cannot be read, 3 too little to judge, also if nothing was recorded.

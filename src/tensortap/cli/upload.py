@@ -19,8 +19,9 @@ def upload(
 ) -> None:
     """Upload a run that is on this disk into an object store.
 
-    A capture to a URL keeps in its spool what it could not upload, and names this command. What is uploaded already is
-    not sent again, and a spool is removed when all of it is. A run that was recorded on this disk stays.
+    A capture to a URL keeps data that it could not upload in its spool, and names this command. Data that is already
+    uploaded is not sent again. A spool is removed once it is uploaded completely; a run that was recorded on this disk
+    stays.
 
     Credentials come from the environment, as the driver of the protocol reads them.
 

@@ -25,7 +25,7 @@ def watch(
     Shows steps a second, the cost so far, the loss, gradient norms, and records with NaN or Inf.
 
     Ends with the run: 0 if all ranks finished, 1 if one failed or was killed. A finished run is printed once.
-    On a terminal the screen is updated; elsewhere each look that brings news prints a line for each rank.
+    On a terminal the screen is updated; elsewhere each update prints a line for each rank.
 
     \b
     Example:

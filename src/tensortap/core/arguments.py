@@ -86,8 +86,9 @@ class ArgumentDifference(NamedTuple):
 
 
 def in_words(value: Any) -> str:
-    """Return a value as its repr, shortened to one line. A float that consists of few digits but for its last bits is
-    written with those.
+    """Return a value as its repr, shortened to one line.
+
+    A float whose last bits alone separate it from a number of few digits is written as that number.
 
     >>> in_words(True), in_words((7, OpaqueValue("object", "Cache"))), in_words("x" * 100)[-20:]
     ('True', '(7, a Cache object)', 'xxxxxxxxxxxxxxxxxxx…')

@@ -20,7 +20,7 @@ def around_import(
 ) -> Callable[[], None]:
     """Call `before` and `after` around the first import of a module, and return a function that stops waiting for it.
 
-    A module that is loaded already causes no call, and one that cannot be imported no call of `after`.
+    If the module is already loaded, neither is called. If it cannot be imported, `after` is not called.
 
     >>> stop = around_import("torch", after=lambda: print("torch is loaded"))  # doctest: +SKIP
     """

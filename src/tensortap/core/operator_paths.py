@@ -1,4 +1,4 @@
-"""The path of an operator's record: which operator it was, on which line, and which of several like it.
+"""The path of an operator's record: the operator, its source line, and its number among equal operators there.
 
 softmax@attention.py:48          the first softmax of that line in a call of the module
 softmax@attention.py:48#2        the second
@@ -27,13 +27,13 @@ class OperatorPath(NamedTuple):
     place: str = ""
     """File and line, "attention.py:48"; empty if no Python code called it."""
     nth: int = 1
-    """Which one of those with the same name and line."""
+    """Its number among operators with the same name and line."""
     part: int = 0
-    """Which of its results; in backward, which of its operands the gradient is for."""
+    """Index of the result; in backward, index of the operand that the gradient is for."""
     again: str = ""
     """"~2" in a second backward through the same graph."""
     gradient: bool = False
-    """Whether it is what the operator's backward computed."""
+    """Whether it is a gradient that the operator's backward computed."""
 
     @property
     def operator(self) -> OperatorPath:

@@ -1,4 +1,4 @@
-"""The operators that a module ran, as plain data: what each computed, from which values, on which source line."""
+"""The operators that a module ran, as plain data: the values that each read and computed, and its source line."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Operator:
     part_of: int | None = None
     """Number of the fused operator that this one is a part of; None for an operator that ran."""
     call: Any = None
-    """What runs it again, for the framework."""
+    """The framework's own data to run it again."""
 
 
 @dataclass(slots=True)

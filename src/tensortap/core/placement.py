@@ -54,7 +54,7 @@ class Placement:
     axes: Mapping[str, str] = field(default_factory=dict)
     """Role of the mesh axes: shard, replica, or partial:<reduction>. Axes that do not matter are left out."""
     source: str = "layout"
-    """Where it is known from: dtensor, fsdp1, fsdp2, ddp, megatron, paddle, layout (of the user), or guess."""
+    """Its origin: dtensor, fsdp1, fsdp2, ddp, megatron, paddle, layout (of the user), or guess."""
     order: tuple[int, ...] = ()
     """The local dimension of each dimension of the whole; empty if they are in the same order."""
 

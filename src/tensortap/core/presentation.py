@@ -1,7 +1,7 @@
 """The contract between results and `report`: how a result is saved, and what a notebook shows of it.
 
-Results live in rooms that must not import `report`. They ask `reports()`; the package connects it when it is imported,
-and `report` itself is loaded at the first call.
+Results live in packages that must not import `report`. They ask `reports()`; the package connects it when it is
+imported, and `report` itself is loaded at the first call.
 """
 
 from __future__ import annotations

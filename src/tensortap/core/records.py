@@ -285,16 +285,16 @@ class TruthErrors:
 
 @dataclass(frozen=True, slots=True)
 class LayoutFact:
-    """What the ranks of a parallel run have to do with a finding."""
+    """The role of the ranks of a parallel run in a finding."""
 
     axis: str
     """The axis of the mesh; empty if it is not known."""
     ranks: tuple[int, ...]
     """The ranks that are wrong, or that hold the parts."""
     count: int
-    """How many ranks hold a part, a summand or a replica along the axis."""
+    """Number of ranks that hold a part, a summand or a replica along the axis."""
     words: str = ""
-    """What they hold, as the end of a sentence."""
+    """The held object, as words that end a sentence."""
     residual: float = float("nan")
     """How far off the explanation is, relative to the reference's record; NaN if it is exact or was not measured."""
 
@@ -307,16 +307,19 @@ class Finding:
     rank: int
     cls: str
     status: str
-    """diverged | nonfinite | shape; for gradients also missing (only the reference has it) and extra (only the
-    candidate has it); imprecise if it is within tolerance, and further from a truth than the reference's;
-    recomputed if the candidate's recomputation made another value than its own first forward; replica if ranks that
-    should hold the same value do not; layout if the parts that its ranks hold do not make up the whole"""
+    """diverged | nonfinite | shape | missing | extra | imprecise | recomputed | replica | layout
+
+    missing, extra: a gradient that only the reference has, or only the candidate. imprecise: within tolerance, and
+    further from a truth than the reference's. recomputed: the candidate's recomputation made another value than its own
+    first forward. replica: ranks that should hold the same value do not. layout: the parts that its ranks hold do not
+    make up the whole.
+    """
     cause: Cause
     """The code that made it wrong."""
     difference: Difference | None
     tolerance: float
     rule: str
-    """Which rule judged it, in words."""
+    """The rule that judged it, in words."""
     inputs_matched: bool | None
     """Whether the inputs that could be judged are right; None if none was recorded, or none could be judged."""
     container: str | None = None

@@ -1,8 +1,9 @@
 """The size of a sketch: how many sums it has, and how a smaller one follows from a larger one.
 
 A sketch is a vector of signed bucket sums. The sum of two buckets is the sum of one bucket that holds the elements of
-both, so adding neighbours gives a sketch of half the size. Neighbours, because the elements of one position in a row of
-the definition fall into every other bucket: adding bucket 64 to bucket 0 would leave half of the buckets to them.
+both, so adding neighbours gives a sketch of half the size. Neighbours are added because the elements of one position in
+a row of the definition fall into every other bucket. Adding bucket 64 to bucket 0 would leave only half of the buckets
+to them.
 """
 
 from __future__ import annotations

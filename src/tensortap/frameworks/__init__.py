@@ -1,4 +1,4 @@
-"""The only room that imports torch or paddle, and only when a model of theirs is in use.
+"""The only package that imports torch or paddle, and only when one of their models is in use.
 
 A framework is one folder and one registration below. Other packages add theirs with `register`, or with an entry point
 in the group `tensortap.frameworks`.

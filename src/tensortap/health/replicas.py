@@ -1,4 +1,4 @@
-"""Replicas of one run that differ, and parts that do not make up a whole: what ranks tell about each other."""
+"""Checks of ranks against each other: replicas of one run that differ, and parts that do not make up a whole."""
 
 from __future__ import annotations
 

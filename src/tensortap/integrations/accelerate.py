@@ -1,4 +1,4 @@
-"""Captures what an Accelerator has prepared.
+"""Captures the models that an Accelerator has prepared.
 
 >>> from tensortap.integrations.accelerate import capture                      # doctest: +SKIP
 >>> model, optimizer, data = accelerator.prepare(model, optimizer, data)

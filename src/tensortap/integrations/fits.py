@@ -57,7 +57,7 @@ class Fits:
 
 
 class FitRecorder:
-    """What the callbacks of all trainers have in common. A class names it before the trainer's own base class."""
+    """The common base of the callbacks of all trainers. A class lists it before the trainer's own base class."""
 
     def __init__(self, path: str | Path | None = None, **options: Any) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class Recordings:
         return self._failed or any(each is optimizer for recording in self.opened for each in recording.optimizers)
 
     def open(self, models: Mapping[str, Any], optimizers: Sequence[Any]) -> None:
-        """Open a tap on models and their optimizers. A failure is reported, and the program goes on without it."""
+        """Open a tap on models and their optimizers. A failure is reported, and the program continues without a tap."""
         if self._failed:
             return
         number = self.count + 1
@@ -93,9 +93,9 @@ class Recordings:
             say(f"recording {_describe(models, optimizers)} into {_shown(path)}")
 
     def _close_idle(self) -> None:
-        """Close earlier recordings that have ended, as that of the fold before: a tap keeps its model alive.
+        """Close earlier recordings that have ended, such as that of the previous fold: a tap keeps its model alive.
 
-        A recording that stepped since the last one was opened may go on beside it.
+        A recording that stepped since the last one was opened may continue beside it.
         """
         for recording in [each for each in self.opened if each.is_idle()]:
             recording.tap.close()

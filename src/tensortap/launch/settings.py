@@ -51,7 +51,7 @@ class LaunchSettings:
 
 
 def collect(given: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings by name: those given, else from the environment, else from tensortap.toml in the folder.
+    """Return the settings by name: as given, else from the environment, else from tensortap.toml in the folder.
 
     Raise UsageError for names or values that are not valid.
     """

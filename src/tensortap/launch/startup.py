@@ -33,7 +33,7 @@ def attach_framework(root: str) -> None:
 
 @contextmanager
 def watching(settings: LaunchSettings, *roots: str) -> Iterator[Finder]:
-    """Record what the block trains, in this process, with models of the frameworks with these root packages.
+    """Record the models that the block trains in this process, of the frameworks with these root packages.
 
     >>> with watching(LaunchSettings("/tmp/run"), "torch"):                    # doctest: +SKIP
     ...     runpy.run_path("train.py", run_name="__main__")

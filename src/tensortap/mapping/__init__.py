@@ -7,8 +7,8 @@ the source and the reference the target.
 outline.py         ModelOutline: the modules and tensors of one model
 rules.py           Rules as data; rules_file.py reads them from torch_paddle.toml or a user's file
 class_rules.py     the rule for the classes of two modules, also for packed projections
-module_matches.py  which module is which, over similarity.py
-tensor_matches.py  which parameter is which, and its LayoutConversion (layouts.py)
-value_matches.py   which input or output is which
+module_matches.py  pairs of corresponding modules, over similarity.py
+tensor_matches.py  pairs of corresponding parameters, each with its LayoutConversion (layouts.py)
+value_matches.py   pairs of corresponding inputs and outputs
 model_mapping.py   ModelMapping: all of these together
 """

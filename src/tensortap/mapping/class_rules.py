@@ -98,7 +98,7 @@ class _Projections:
 
 
 def _packing_rules(whole: _Projections, one: str, apart: _Projections, other: str) -> list[TensorRule]:
-    """Return rules for what is one tensor below `one` and three below `other`."""
+    """Return rules for tensors that are one below `one` and three below `other`."""
     packed, separate = whole.below(one)[0], apart.below(other)[1]
     if len(packed) != 1 or len(separate) != 1:
         return []

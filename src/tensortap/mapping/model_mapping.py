@@ -39,7 +39,9 @@ class ModelMapping:
 
     @cached_property
     def ties(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Per side: the tensors tied on that side only, by the other side's name, and what they are tied to."""
+        """Per side: the tensors tied on that side only, by the other side's name, and the tensors that they are tied
+        to.
+        """
         found: tuple[dict[str, str], dict[str, str]] = ({}, {})
         target, source = self._outlines
         for name, conversion in self.tensor_matches.conversions.items():
@@ -116,7 +118,7 @@ class ModelMapping:
         return self.module_matches.source_of, self.module_matches.target_of
 
     def _left(self, side: int) -> Iterator[UnmappedName]:
-        """Yield what has no counterpart; of a subtree that lacks one for one reason, only the uppermost module."""
+        """Yield names without a counterpart; for a subtree that lacks one for one reason, only its uppermost module."""
         outline, matched = self._outlines[side], self._matched[side]
         for name in outline.modules:
             if name in matched or self.ignored(side, name, "output", ""):

@@ -160,7 +160,9 @@ class TensorMatches:
             self._match(full_name(target, own), full_name(source, own), "same name")
 
     def _match_by_order(self, target: str, source: str) -> None:
-        """Match what is left of two modules in order if both have the same number. Tied tensors follow their first."""
+        """Match the remaining tensors of two modules in order if both have the same number. Tied tensors follow their
+        first.
+        """
         targets = [n for n in self.modules.target.modules[target].tensors if self._is_open(0, full_name(target, n))]
         sources = [n for n in self.modules.source.modules[source].tensors if self._is_open(1, full_name(source, n))]
         if len(targets) == len(sources):

@@ -1,7 +1,7 @@
-"""Code in C for what runs at every call of a module: built on first use, as the kernels are, or shipped in a wheel.
+"""Code in C for the work at every call of a module: built on first use, as the kernels are, or shipped in a wheel.
 
-Everything here has a counterpart in Python, with the same results, which is taken where there is no compiler.
-`torch_access.cpp` answers what the C code asks of torch's tensors; without it, Python's attributes do.
+All of it has a counterpart in Python with the same results, which runs where there is no compiler. Through
+`torch_access.cpp`, the C code reads torch's tensors; without it, it reads their Python attributes.
 """
 
 from __future__ import annotations

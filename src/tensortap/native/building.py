@@ -1,7 +1,7 @@
 """Builds and loads the extension modules.
 
-A module is looked for next to its source, where a wheel has it, then in the caches. If it is in none of them, the
-compiler of this Python builds it, once. `following` takes a few seconds, which the first tap waits for. A module that
+A module is searched next to its source, where a wheel has it, then in the caches. If it is in none of them, the
+compiler of this Python builds it, once. `following` takes a few seconds, and the first tap waits for it. A module that
 takes longer is built in the background, and used once it is there.
 """
 
@@ -54,7 +54,8 @@ class BackgroundBuild:
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
         self.loaded: ModuleType | None = None
-        """The module, if `module` has found it. Code that runs often reads this: looking for it takes system calls."""
+        """The module, if `module` has found it. Code that runs often reads this, because a search takes system calls.
+        """
         self._target: Path | None = None
         """The file that is being built."""
         self._started = 0.0

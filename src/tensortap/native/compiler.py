@@ -32,9 +32,9 @@ class Extension(NamedTuple):
     source: str
     """Its path. It includes nothing but the headers beside it, and those of Python and of `options`."""
     options: tuple[str, ...] = ()
-    """What the compiler needs beside: a standard, folders of headers, libraries."""
+    """Further options of the compiler: a standard, folders of headers, libraries."""
     variant: str = ""
-    """What else the compiled file depends on, as the version of a framework."""
+    """Further dependencies of the compiled file, such as the version of a framework."""
 
 
 HOOKS = Extension(str(Path(__file__).with_name("following.c")))
@@ -67,7 +67,7 @@ def build(target: Path, extension: Extension = HOOKS) -> None:
 
 
 def build_once(target: Path, extension: Extension) -> None:
-    """Compile the module, unless another process does so at this time, as the other ranks of a run may."""
+    """Compile the module, unless another process is compiling it, such as another rank of the run."""
     claim = target.with_name(f"{target.name}.claim")
     with suppress(OSError):
         if time.time() - claim.stat().st_mtime > LONGEST:

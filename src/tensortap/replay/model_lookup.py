@@ -1,4 +1,4 @@
-"""Finds the module to replay in a model, and what it shares with other modules."""
+"""Finds the module to replay in a model, and the parameters that it shares with other modules."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class _Replay:
         }
 
     def _own_gradients(self) -> dict[str, Any]:
-        """Return, by the output's path, the recorded of each recorded gradient that comes from outside the module."""
+        """Return, by the output's path, the part of each recorded gradient that comes from outside the module."""
         recorded = {path: self._load(record) for path, record in self._gradients().items()}
         if len(recorded) < 2:
             return recorded

@@ -326,7 +326,7 @@ class Run:
             return self.source.index(rank).records(np.array([row]))[0]
 
     def file(self, rank: int, name: str) -> Place:
-        """Return the place of a file that a rank's index names; an unfinished file gets this place once it is finished."""
+        """Return the place of a file that a rank's index names. An unfinished file gets it once it is finished."""
         with reading(self.path):
             return as_place(self.source.address(rank, name))
 

@@ -1,4 +1,4 @@
-"""Comparison of two profiles: what takes longer, and by how much."""
+"""Comparison of two profiles: the difference in time of each row."""
 
 from __future__ import annotations
 

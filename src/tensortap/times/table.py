@@ -29,7 +29,7 @@ _NAMES = ("module", "class", "phase")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A module in one phase. Times in microseconds, shares of the host_time profile from 0 to 1, memory in bytes."""
+    """A module in one phase. Times in microseconds, shares of the whole profile from 0 to 1, memory in bytes."""
 
     module: str
     cls: str

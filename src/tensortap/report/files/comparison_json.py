@@ -21,7 +21,7 @@
                 tolerance, row_tolerance, rule                 the tolerance, that of one row, and the rule
                 arguments       plain arguments in which the call of the module at fault differs: path, reference and
                                 candidate of each, as in a run's calls.jsonl; or {"tensor": ..}, {"absent": ..}
-                layout          null, or what ranks of a parallel run have to do with it: axis, ranks, count, residual
+                layout          null, or the role of the ranks of a parallel run in it: axis, ranks, count, residual
                 truth           null, or how far both sides are from a truth: of, reference, candidate, roundings, exact
                 operator        null, or the first operator of the module that differs: reference and candidate (name
                                 and line), rel_l2, missing and added (operators right before it of one side alone)
@@ -39,7 +39,7 @@
                 change), left and ignored (side, name, why), and unused rules
     info        run.json of both sides, under "reference" and "candidate"
     isolated    whether every module got the reference's own inputs, so that each birth is independent
-    zoom        null, or what `zoom=` found in the module of `first`: verdict, sentence, line, reference_line, operators
+    zoom        null, or the result of `zoom=`: verdict, sentence, line, reference_line, operators
     rows        every pair in execution order, one per line, with all columns of the table
 
 JSON has neither NaN nor infinities: such a number is null, and so is one that was not measured. The counts

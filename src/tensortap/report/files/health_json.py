@@ -13,7 +13,7 @@
     counts      records by status, "ok" among them
     records     number of records that were examined
     policy      what counts as suspicious, in words
-    notes       what to know besides the verdict
+    notes       lines that accompany the verdict
 
 The root module's name is the empty string.
 """

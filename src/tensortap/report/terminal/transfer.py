@@ -1,4 +1,4 @@
-"""A transfer of weights on the terminal: copied tensors, their changes, and what was left over."""
+"""A transfer of weights on the terminal: copied tensors, their changes, and tensors that were not copied."""
 
 from __future__ import annotations
 

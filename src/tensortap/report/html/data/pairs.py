@@ -49,7 +49,7 @@ _WITHOUT_ROW = {
     "replica": "its replicas differ",
     "layout": "its parts do not make up the whole",
 }
-"""What is wrong with a record that is no pair, by status."""
+"""The defect of a record that is no pair, by status."""
 
 
 class PairsData:
