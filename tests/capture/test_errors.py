@@ -91,7 +91,7 @@ def test_by_default_the_tap_stops_and_training_goes_on(
     with tt.capture(model, run_path, keep="tensors") as tap:
         tapped = train(model, tap, disk, 2, errno.ENOSPC)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tensortap: ") and "No space left" in line and "goes on untapped" in line
+    assert line.startswith("tensortap: ") and "No space left" in line and "continues untapped" in line
     assert all(map(torch.equal, plain, tapped)) and hooks_on(model) == 0
     disk.error = None
     assert {0, 1} <= set(tt.open(run_path).steps)
@@ -211,7 +211,7 @@ def test_an_error_inside_the_tap_stops_only_the_recording(
             tap.step()
     monkeypatch.undo()
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("tensortap: "))
-    assert "a mistake of ours" in line and "goes on untapped" in line
+    assert "a mistake of ours" in line and "continues untapped" in line
     run = tt.open(run_path)
     assert "a mistake of ours" in run.failure and 0 in run.steps
     assert "a mistake of ours" in CliRunner().invoke(app, ["show", str(run_path)]).output.replace("\n", " ")

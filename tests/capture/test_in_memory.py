@@ -190,7 +190,7 @@ def test_records_beyond_the_bound_stop_the_recording(library: Library, capsys: p
     with tt.capture(model, kinds=ALL_KINDS, max_memory=RECORD_BYTES * half) as tap:
         assert library.train(model, tap.step, steps=3) == losses
     (line,) = capsys.readouterr().err.splitlines()
-    assert "stopped recording into memory at step 1: " in line and line.endswith("a path; training goes on untapped")
+    assert "stopped recording into memory at step 1: " in line and line.endswith("a path; training continues untapped")
     run = tap.run
     assert 0 < len(run) <= half and not run.finished and run.steps == [0, 1]
     assert "is full" in run.notices[0] and "max_memory" in run.notices[0]

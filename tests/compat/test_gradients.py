@@ -192,7 +192,7 @@ def test_a_failed_write_stops_the_saving_not_the_training(tmp_path: Path, capsys
     (tmp_path / "debug/gradients_and_inputs_x.npz").rename(tmp_path / "first.npz")
     (tmp_path / "debug").rmdir()
     assert "saved" in capsys.readouterr().out
-    with pytest.warns(RuntimeWarning, match=r"stopped saving x: .*could not be written.*training goes on") as told:
+    with pytest.warns(RuntimeWarning, match=r"stopped saving x: .*could not be written.*training continues") as told:
         for _ in range(3):
             layer(x).sum().backward()
     assert len(told) == 1

@@ -144,16 +144,17 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
     for name in ("file", "link"):
         with pytest.raises(RunExists, match=f"{name} is a file, or a link to nothing"):
             RunWriter(tmp_path / name, info={})
-    with pytest.raises(StoreWriteError, match="file/a cannot be made: Not a directory; a part of the path is a file"):
+    message = "file/a cannot be created: Not a directory; a part of the path is a file"
+    with pytest.raises(StoreWriteError, match=message):
         RunWriter(tmp_path / "file" / "a", info={})
-    with pytest.raises(StoreWriteError, match="xxx cannot be made: File name too long; choose another path"):
+    with pytest.raises(StoreWriteError, match="xxx cannot be created: File name too long; choose another path"):
         RunWriter(tmp_path / ("x" * 300), info={})
 
     def refuse(path, *args, **kwargs):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    with pytest.raises(StoreWriteError, match="b cannot be made: Permission denied; check that you may write there"):
+    with pytest.raises(StoreWriteError, match="b cannot be created: Permission denied; check that you may write there"):
         RunWriter(tmp_path / "b", info={})
 
 
@@ -162,7 +163,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
 def test_a_missing_parent_folder_is_not_called_removed(path):
     with pytest.raises(StoreWriteError) as caught:
         RunWriter(path, info={})
-    assert str(caught.value) == f"the folder {path} cannot be made: No such file or directory; choose another path."
+    assert str(caught.value) == f"the folder {path} cannot be created: No such file or directory; choose another path."
     assert caught.value.errno == errno.ENOENT
 
 

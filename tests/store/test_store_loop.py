@@ -77,7 +77,7 @@ def test_a_damaged_file_is_reported_and_ignored(tmp_path: Path, line: bytes) -> 
     file.write_bytes(b"\n".join([first, line, second, b""]))
     run = open_run(tmp_path / "a")
     assert (len(run), len(run.loop())) == (1, 0)
-    assert run.notices == ["rank 0: loop.jsonl cannot be read: what the loop did is not known"]
+    assert run.notices == ["rank 0: loop.jsonl cannot be read: facts about the loop are not known"]
 
 
 def test_lines_are_on_disk_before_later_rows(tmp_path: Path) -> None:

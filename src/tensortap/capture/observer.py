@@ -385,10 +385,10 @@ class Observer:
         reason = str(self._error) or type(self._error).__name__
         message = f"stopped recording into {where} at step {self._stopped_in}: {reason.removesuffix('.')}"
         if not isinstance(self._error, StoreWriteError):  # its message says so
-            message += " (what was written before is readable)"
+            message += " (earlier records are readable)"
         if self._on_error == "raise":
             raise CaptureError(f"tensortap {message}") from self._error
-        say(f"{message}; training goes on untapped")
+        say(f"{message}; training continues untapped")
 
 
 def _reason(error: BaseException) -> str:

@@ -153,7 +153,7 @@ class Tap(Observer):
             self._watcher.modes.discard_trial = self._discard_trial
 
     def _discard_trial(self) -> None:
-        """Begin the run again: what it has so far was no training."""
+        """Begin the run again: its records so far were no training."""
         if self._run is None or self._clock.step:
             return
         self._run.discard()
@@ -210,7 +210,7 @@ class Tap(Observer):
 
     def _why_empty(self) -> str:
         if self._book.any_call:
-            return f"modules were called, but no tensor of kinds={', '.join(self._selection.kinds)} came up"
+            return f"modules were called, but they had no tensor of kinds={', '.join(self._selection.kinds)}"
         if not self._clock.step and self._watcher.modes is not None and self._watcher.modes.evaluations:
             return (
                 "every forward was an evaluation (autograd off, or the model in eval mode); "
@@ -336,7 +336,7 @@ class Tap(Observer):
             self._book.notice(text)
 
     def discard(self) -> None:
-        """Close the tap, and delete what it has recorded."""
+        """Close the tap, and delete its records."""
         self.close()
         if self._run is not None:
             self._run.writer.delete()
@@ -381,7 +381,7 @@ class Tap(Observer):
         return self._run.writer.run()
 
     def stats(self) -> dict[str, Any]:
-        """Return what the tap has cost and written so far."""
+        """Return the costs of the tap so far, and statistics of the data written."""
         written = self._run.writer.stats() if self._run is not None else {}
         own = {
             "steps": self._clock.step,

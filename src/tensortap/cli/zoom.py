@@ -38,7 +38,7 @@ def zoom(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replaces a recorded plain argument.")
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact/--no-exact", help="Repeat in float64, to tell mistakes from rounding.")
+        bool, typer.Option("--exact/--no-exact", help="Repeat in float64, to distinguish mistakes from rounding.")
     ] = True,
     every: Annotated[bool, typer.Option("--all", help="Print every operator.")] = False,
     json: Json = None,
@@ -48,8 +48,8 @@ def zoom(
     """Name the line of code where one module of two models differs.
 
     Both modules run on the inputs that REFERENCE recorded, forward and backward. Operators are aligned by the values
-    that they compute, so an added or a fused operator is no difference by itself. Exit codes: 0 both compute the same,
-    1 they differ, 4 the candidate rounds more.
+    that they compute, so an added or a fused operator is not a difference in itself. Exit codes: 0 both compute the
+    same, 1 they differ, 4 the candidate rounds more.
 
     \b
     Example:

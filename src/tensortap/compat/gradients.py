@@ -137,8 +137,8 @@ def _stop_on_error(name: str, pending: _PendingForwards) -> Callable[[Hook], Hoo
                 pending.stopped = True
                 pending.forwards.clear()
                 warnings.warn(
-                    f"tensortap stopped saving {name}: {error} (what was written before is readable); "
-                    "training goes on without it",
+                    f"tensortap stopped saving {name}: {error} (earlier files are readable); "
+                    "training continues without it",
                     RuntimeWarning,
                     stacklevel=2,
                 )

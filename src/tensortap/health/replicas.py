@@ -45,7 +45,7 @@ def find_layout_problems(side: Side) -> tuple[list[HealthFinding], list[str]]:
     if summands:
         notes.append(
             f"{len(summands):,} gradients differ between ranks that were only guessed to hold the same, as "
-            f"{summands[0].finding.key}: they may be summands; step_grad and parameters tell whether they were added"
+            f"{summands[0].finding.key}: they may be summands; step_grad and parameters show whether they were added"
         )
     return [*found, *_contradictions(side, joined)], notes
 

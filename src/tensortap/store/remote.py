@@ -152,7 +152,7 @@ class RemoteFiles(Bytes):
         return found
 
     def _version(self, address: str) -> str:
-        """Return a name of this object as it is now; none if the store does not tell versions apart."""
+        """Return a name of this object as it is now; none if the store does not distinguish versions."""
         try:
             _, stored = self._find(address)
         except FileNotFoundError:
@@ -219,6 +219,6 @@ def _cat(addresses: Sequence[str], ranges: Sequence[Range]) -> list[Any]:
 def _described(entry: Any) -> _Stored:
     size = entry.get("size")
     if type(size) is not int or size < 0:
-        raise RunUnreadable(f"{entry.get('name')} has no known size: the server does not tell it.")
+        raise RunUnreadable(f"{entry.get('name')} has no known size: the server does not report it.")
     version = entry.get("ETag") or entry.get("etag") or entry.get("LastModified") or entry.get("last_commit")
     return _Stored(size, str(version or entry.get("mtime") or entry.get("created") or ""))

@@ -199,8 +199,8 @@ class RunFolder(RunSource):
                 self._notice_of_columns(rank),
                 str(self.index(rank).dropped or ""),
                 self._notice_of_lines(rank, CALLS, self.calls(rank), "plain arguments are not known"),
-                self._notice_of_lines(rank, LOOP, self.loop(rank), "what the loop did is not known"),
-                "" if known else f"{COVERAGE_JSON} is damaged: what was seen of each module is not known",
+                self._notice_of_lines(rank, LOOP, self.loop(rank), "facts about the loop are not known"),
+                "" if known else f"{COVERAGE_JSON} is damaged: the coverage of each module is not known",
                 *(known.notices if known else ()),
             ]
             for text in dict.fromkeys(filter(None, texts)):
@@ -226,7 +226,7 @@ class RunFolder(RunSource):
     def _notice_of_index(self, rank: int) -> str:
         index, status = self.index(rank), self._status[rank]
         if index.missing:
-            return "it has no index: it was killed as it began, or the copy is not whole"
+            return "it has no index: it was killed as it began, or the copy is incomplete"
         if index.dropped_segments:
             return (
                 f"a segment of the index is missing or cut off, and {index.dropped_segments} after it are left out; "
@@ -290,7 +290,7 @@ def _run_info(folder: Place, files: Bytes, names: list[str], ranks: list[int]) -
         value = read_json(files, RUN_JSON)
     except FileNotFoundError:
         if ranks:
-            raise RunUnreadable(f"{path} is missing: {folder} looks like a run whose copy is not whole.") from None
+            raise RunUnreadable(f"{path} is missing: {folder} looks like an incomplete copy of a run.") from None
         raise RunUnreadable(f"{folder} is not a run: it has no {RUN_JSON}. {_describe(files, names)}") from None
     except TensortapError:
         raise

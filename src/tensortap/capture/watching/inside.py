@@ -124,7 +124,7 @@ class InsideCalls:
         self._begun: dict[_CallInRun, tuple[Site, ModuleCall]] = {}
         """Calls of this step whose gradients may come."""
         self._around: dict[_CallInRun, tuple[Site, ModuleCall]] = {}
-        """The graphs' own calls of this step, which are recorded from outside, but for some gradients."""
+        """The graphs' own calls of this step, which are recorded from outside, except for some gradients."""
         self._aliases: dict[tuple[_CallInRun, str], list[tuple[Site, ModuleCall, str]]] = {}
         """For an output whose gradient is tapped: the calls around that return it, too."""
         self._run: _GraphRun | None = None
@@ -143,7 +143,7 @@ class InsideCalls:
         self._traced = 0
         """Number of graphs when the newest run began."""
         self.at_once = False
-        """Whether tensors must be read at once, because nothing tells how long their memory keeps them."""
+        """Whether tensors must be read at once, because it is unknown how long their memory keeps them."""
 
     def use(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Wrap every event in a guard."""
@@ -163,7 +163,7 @@ class InsideCalls:
         self._slots.clear()
         if self._taps.place(wanted, [each.module for each in hooked]):
             self._book.notice(
-                "what was compiled before is compiled again, with taps; after the tap is closed, once more without them"
+                "compiled code is compiled again, with taps; after the tap is closed, once more without them"
             )
 
     def close(self) -> None:

@@ -41,9 +41,9 @@ def write_error(error: BaseException, path: object, begun: bool = True) -> Store
 
 
 def folder_error(error: OSError, path: object) -> StoreWriteError:
-    """Return the error for a folder that cannot be made. A missing parent was not removed during the run."""
+    """Return the error for a folder that cannot be created. A missing parent was not removed during the run."""
     advice = _ADVICE_ON_FOLDERS.get(error.errno or 0, "choose another path")
-    return _store_error(f"the folder {path} cannot be made: {_why(error)}; {advice}.", error)
+    return _store_error(f"the folder {path} cannot be created: {_why(error)}; {advice}.", error)
 
 
 def _number(error: BaseException) -> int | None:

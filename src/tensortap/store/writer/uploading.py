@@ -77,7 +77,7 @@ class UploadingWriter(RunWriter):
         self._url = url
         folder = spool_folder(url, rank, spool)
         self.defers_rows = bool(options.get("rotates"))
-        """Whether rows are uploaded at the end: a ring drops some of them again, and bounds the index by itself."""
+        """Whether rows are uploaded at the end: a ring drops some of them again, and thereby bounds the index."""
         self._spooled = 0
         """Bytes of tensors that are not uploaded yet."""
         super().__init__(folder, rank=rank, world=world, info=info, **options)
@@ -309,7 +309,7 @@ class _Uploader:
         return f"{self._url} could not be written: nothing was transferred for {self._patience:.0f} seconds."
 
     def _hint(self) -> str:
-        return f"What is not uploaded is kept: finish with `tensortap upload {self._spool}`"
+        return f"The rest is kept: finish with `tensortap upload {self._spool}`"
 
     def _advance(self, nbytes: int) -> None:
         self._moved = time.monotonic()
@@ -383,7 +383,7 @@ def spool_folder(url: Url, rank: int, chosen: str | os.PathLike[str] | None) -> 
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreWriteError(
-            f"the spool {base} cannot be made: {error.strerror}; choose another with spool="
+            f"the spool {base} cannot be created: {error.strerror}; choose another with spool="
         ) from error
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", url.name)[:40].strip(".") or "run"
     digest = hashlib.sha256(url.address.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -32,7 +32,7 @@ _ROUNDING = {
     False: "taps inside compiled graphs split kernels, so bfloat16 and float16 values are rounded in more places than "
     "without taps: emulate_casts=True rounds alike",
     True: "compiled code rounds between operations, as uncompiled code does (emulate_precision_casts): with taps as "
-    "without, but for the order of sums in fused kernels",
+    "without, except for the order of sums in fused kernels",
 }
 
 
@@ -82,7 +82,7 @@ class TorchGraphTaps:
         try:
             devices = trees.get_obj(trees.local, "tree_manager_containers")
             return any(each.tree_manager is not None for each in devices.values())
-        except Exception as error:  # a thread of which inductor knows nothing, or another form of it
+        except Exception as error:  # a thread that inductor does not know, or another version of inductor
             raise_interrupt(error)
             return True
 

@@ -105,7 +105,7 @@ def _dtypes(archive: NpzArchive) -> tuple[Mapping[str, str], list[str]]:
         if not isinstance(found, dict) or not all(each in dtypes.NAMES for each in found.values()):
             raise ValueError("it does not list dtypes")
     except (RunUnreadable, ValueError, TypeError, RecursionError) as error:
-        return {}, [f"its member {_DTYPES} cannot be read: {error}; tensors count as what they are stored as"]
+        return {}, [f"its member {_DTYPES} cannot be read: {error}; tensors keep the dtypes of the file"]
     return found, []
 
 
