@@ -4,9 +4,9 @@ tap.py        the tap: an observer whose sink (run_sink.py) writes a run; tap_op
 observer.py   keeps hooks on a model from step to step
 selection.py  which modules, kinds, steps and ranks
 modules/      the model's modules and their tensors
-watching/     hooks, and what they find out about calls and gradients
+watching/     hooks, and the calls and gradients that they observe
 recording/    tensors become records
-loop/         what the training loop does beside tensors
+loop/         loop facts: what the training loop does beside tensors
 placement/    where in the whole the elements of a record are
 incidents/    NaN, spikes of the loss, exceptions
 coverage.py   what was seen of each module; messages.py writes to stderr
@@ -107,7 +107,8 @@ def capture(
     layout: in a run of several processes, where plain tensors between parallel layers sit in the whole, and the global
         names of a stage's layers or a rank's experts: a TOML file, or a mapping of the same form. docs/parallel.md has
         the notation. DTensor, FSDP, DDP, pipeline stages and Megatron's layers need none.
-    spool: for a URL, the folder on this disk for what is not uploaded yet. None is TENSORTAP_SPOOL, or a temporary one.
+    spool: for a URL, the folder on this disk for data that is not uploaded yet. None is TENSORTAP_SPOOL, or a temporary
+        one.
     spool_size: upper bound on its bytes, by default 8 GiB. A full spool slows the training down.
     upload_timeout: seconds without any progress after which an upload counts as failed, by default 300. The recording
         then ends as `on_error` says, and the spool stays for `tensortap upload`.

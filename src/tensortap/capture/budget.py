@@ -113,7 +113,7 @@ class Budget:
         return chosen
 
     def end_step(self, was_recorded: bool, tap_seconds: float) -> None:
-        """Learn from a step. `tap_seconds` is what the tap has taken so far, in all steps."""
+        """Learn from a step. `tap_seconds` is the time that the tap has taken so far, in all steps."""
         now = self._clock()
         duration, self._boundary = now - self._boundary, now
         own, self._tap_seconds = tap_seconds - self._tap_seconds, tap_seconds

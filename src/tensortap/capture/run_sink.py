@@ -147,7 +147,7 @@ class RunSink:
             raise
 
     def _close(self, status: str, reason: str, book: CoverageBook) -> None:
-        failures: list[Exception] = []  # a failed device returns nothing; what came before is kept
+        failures: list[Exception] = []  # a failed device returns nothing; earlier results are kept
         try:
             failures += _failures_of(self._recorder.send)
             failures += _failures_of(self.writer.flush)

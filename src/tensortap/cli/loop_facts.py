@@ -62,7 +62,7 @@ def _norms(run: Run, rank: int | None) -> tuple[dict[int, float], dict[int, floa
     """Return the norm of all gradients that the optimizer used, and of those from backward, by step.
 
     A parameter without a step_grad was stepped with its only param_grad. A step with several of these has no norm from
-    backward: what the optimizer gets is their sum.
+    backward: the optimizer gets their sum.
     """
     ranks = [run.ranks[0] if rank is None else rank] if run.ranks else []
     made: dict[int, dict[tuple[str, str], float]] = {}

@@ -133,7 +133,7 @@ PARAMETER_CAUSES = frozenset({Cause.PARAMETER_AT_START, Cause.PARAMETER_CHANGED,
 OUTSIDE_CAUSES = frozenset(
     {Cause.INPUT, Cause.UNRECORDED_INPUT, Cause.LOSS, Cause.BUFFER_AT_START, Cause.BUFFER_CHANGED}
 )
-"""Causes outside the modules: what the model was given, and what came back from the loss."""
+"""Causes outside the modules: the model's inputs, and the gradients that come back from the loss."""
 CONTAINER_CAUSES = frozenset(
     {
         Cause.CONTAINER_CODE,

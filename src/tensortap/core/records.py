@@ -144,7 +144,7 @@ class Statistics:
     """Statistics that `core.statistics.register` has added, by name; None where a value is unknown."""
 
     def __getitem__(self, name: str) -> Any:
-        """Return a stored statistic by its name; None if this summary has not got it.
+        """Return a stored statistic by its name; None if this summary lacks it.
 
         >>> summary["mean"]                                                    # doctest: +SKIP
         0.25

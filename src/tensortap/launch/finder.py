@@ -28,7 +28,7 @@ class Finder:
         self._searches: list[_Search] = []
 
     def attach(self, framework: Framework) -> None:
-        """Search for models of a framework; one that cannot report calls is left alone."""
+        """Search for models of a framework; a framework that cannot report calls is skipped."""
         if hasattr(framework, "discovery"):
             self._searches.append(_Search(framework.discovery(), self.recordings))
 

@@ -49,7 +49,7 @@ def load() -> ModuleType | None:
 
 
 class BackgroundBuild:
-    """A module that a process of its own compiles, while the program goes on without it."""
+    """A module that a separate process compiles, while the program continues without it."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
@@ -97,7 +97,7 @@ class BackgroundBuild:
             self._start(_cache_folder() / file_name(self._extension))
 
     def _start(self, target: Path) -> None:
-        # No thread of the program waits for it. The new interpreter skips what the program has at its start.
+        # No thread of the program waits for it. The new interpreter skips the program's own startup code.
         source, options, variant = self._extension
         given = str(target), source, list(options), variant
         code = f"import runpy; runpy.run_path({compiler.__file__!r})['build_apart'](*{given!r})"

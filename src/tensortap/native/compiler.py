@@ -92,7 +92,7 @@ def _headers() -> Path:
 
 
 def build_apart(target: str, source: str, options: list[str], variant: str) -> None:
-    """Build in a new process, which nobody waits for and which leaves the cores to others."""
+    """Build in a new process of low priority, without waiting for it."""
     if os.fork():
         return
     os.setsid()

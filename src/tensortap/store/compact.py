@@ -1,8 +1,8 @@
 """Columns of an index in little memory: repeated strings are coded, and columns without a value share one buffer.
 
-Values and column types stay the same, but for strings: these become dictionaries with codes of the smallest width that
-suffices. `plain` turns them back. A column of strings with nulls stays as it is: `to_numpy` of a dictionary returns a
-word for a null.
+Values and column types stay the same, except for strings: these become dictionaries with codes of the smallest width
+that suffices. `plain` turns them back. A column of strings with nulls stays as it is: `to_numpy` of a dictionary
+returns a word for a null.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class _IndexTail:
         return self._unseen(found, replaced)
 
     def _unseen(self, batches: list[Any], replaced: bool) -> list[Any]:
-        """Return the batches that are new. Those of a replaced file were seen before, but for the last ones."""
+        """Return the batches that are new. Those of a replaced file were seen before, except for the last ones."""
         numbers = [batch.column("seq")[0].as_py() if batch.num_rows else -1 for batch in batches]
         new = [batch for batch, number in zip(batches, numbers, strict=True) if number not in self._seen]
         self._seen = {*numbers} if replaced else self._seen | {*numbers}

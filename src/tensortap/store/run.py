@@ -59,7 +59,7 @@ class RunSource(ABC):
     is_checkpoint = False
     """Whether the run holds the state of a model at no particular step."""
     only_module: str | None = None
-    """The module of a file of one call. Two such files are compared whatever the module is called in either."""
+    """The module of a file of one call. Two such files are compared regardless of the module's name in either."""
 
     def __init__(self, path: Place, info: Mapping[str, Any], ranks: Iterable[int]) -> None:
         """`info` has at least framework, model, world and config, if they are known."""

@@ -34,13 +34,13 @@ def zoom(
     """Run two modules on the same inputs, operator by operator, and name the first line that differs.
 
     Both modules run forward and backward. Operators are aligned by the values they compute, so an added operator, or a
-    fused one in the place of several, is no difference by itself. Neither module is changed.
+    fused one in the place of several, is not a difference in itself. Neither module is changed.
 
     reference, candidate: two torch modules with the same parameters.
     inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
     keywords: keyword arguments beside positional ones.
     output_gradients: gradients of outputs by path ("0" for a single output); fixed random values for the others.
-    exact: repeat the comparison in float64 where results are not equal, which tells mistakes from rounding.
+    exact: repeat the comparison in float64 where results are not equal, which distinguishes mistakes from rounding.
 
     >>> result = tensortap.zoom(reference.layers[2].attn, candidate.layers[2].attn, hidden)
     >>> print(result)                                                           # doctest: +SKIP

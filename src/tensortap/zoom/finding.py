@@ -111,7 +111,9 @@ class Side:
         return lines[::-1]
 
     def upcast_of(self, value: int) -> Operator | None:
-        """Return the operator that cast a value, or what it was moved from, to another dtype; None if there is none."""
+        """Return the operator that cast a value, or the value that it was moved from, to another dtype; None if there
+        is none.
+        """
         operator = self.trace.producer(value)
         while operator is not None and operator.moves and operator.name != "_to_copy":
             operator = self.trace.producer(operator.inputs[0]) if operator.inputs else None

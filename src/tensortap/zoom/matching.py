@@ -280,5 +280,5 @@ def _alike(one: _Print, other: _Print, allowed: float) -> bool:
     if one.samples.size != other.samples.size:
         return False
     size = max(np.abs(one.samples).max(initial=0.0), np.abs(other.samples).max(initial=0.0))
-    # The elements between the samples may be larger, and what sums to zero has no size of its own.
+    # The elements between the samples may be larger, and a value that sums to zero has no size of its own.
     return bool((np.abs(one.samples - other.samples) <= max(1e3 * allowed, _LOOSE) * size + _ABSOLUTE).all())

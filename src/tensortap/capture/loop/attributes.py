@@ -1,9 +1,9 @@
 """Plain attributes of modules: numbers, strings, bools, dtypes and None, and tuples of these.
 
 Attributes are read from the module's own dictionary. So no property and no `extra_repr` runs, which may be the user's
-code: what these show is an attribute of the module, too. All modules are checked once in each recorded step. A check
-compares the objects of the attributes found before by identity; only a module that changed is read again. Attributes of
-a `config` object are recorded of the first module that has it.
+code. The values that these show are attributes of the module, too. All modules are checked once in each recorded step.
+A check compares the objects of the attributes found before by identity; only a module that changed is read again.
+Attributes of a `config` object are recorded of the first module that has it.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class ModelChanges:
     container after a step. New modules are then watched from the next outermost call on.
 
     A compiled wrapper around a tapped module may exist before the tap or be made later. When it is called for the first
-    time, hooks move from the module and its parts to the wrapper, before the compiler looks at them. So the graph is
-    the same as without a tap.
+    time, hooks move from the module and its parts to the wrapper, before the compiler reads them. So the graph is the
+    same as without a tap.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class OwnTensors:
         self._hooked = hooked if hooked is not None and self._all_current() else None
 
     def _all_current(self) -> bool:
-        """Return whether the framework can tell that every hook is still there."""
+        """Return whether the framework can confirm that every hook is still there."""
         placed = [(parameter, self._placed.get((site.name, name))) for site, name, parameter in self.of("param")]
         return all(remove is None or self._framework.hook_is_current(each, remove) for each, remove in placed)
 

@@ -27,7 +27,7 @@ __all__ = ["MOST_PENDING", "NOW", "Decision", "DeviceRecorder", "must_put", "nam
 MOST_PENDING = 4096
 """Rows of a step that wait together."""
 Decision = tuple[ReadSlot | SnapshotRead | None, str]
-"""When to read a tensor, and what bounds the delay if it is not read now."""
+"""When to read a tensor, and the bound on the delay if it is not read now."""
 NOW: Decision = (None, "now")
 
 
@@ -85,7 +85,7 @@ class DeviceRecorder:
         self.compares_gradients = True
         """Whether an optimizer's gradients are recorded, and compared with those of backward."""
         self.alarm: Alarm | None = None
-        """Looks at every summary for NaN, Inf and the loss."""
+        """Checks every summary for NaN, Inf and the loss."""
         self.changed_unseen: set[str] = set()
         """Modules with a tensor that changed without its framework knowing, so that its new bytes were not kept."""
 

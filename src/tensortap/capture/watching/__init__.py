@@ -5,7 +5,7 @@ planned_watcher.py   steps that repeat the one before; follower.py compares them
 destination.py       where tensors and events go
 module_hooks.py      the hooks on modules; hook_guard.py surrounds each
 clock.py             counts steps, micro steps and calls, and finds the call that a recomputation repeats
-modes.py             training, evaluation, traces; uncounted_steps.py notices loops whose steps nobody counts
+modes.py             training, evaluation, traces; uncounted_steps.py notices loops whose steps are not counted
 flatten.py           tensors and plain values of arguments and outputs; templates.py knows their structure
                      from the call before, and swap.py replaces tensors in them
 inside.py            calls inside compiled graphs

@@ -140,7 +140,7 @@ def _keyed_parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
 
 
 class _Unreadable(str):
-    """Stands for an attribute that raises when it is read, and says so."""
+    """Stand-in for an attribute that raises when it is read; its text says so."""
 
     __slots__ = ()
 

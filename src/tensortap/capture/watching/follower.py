@@ -113,7 +113,7 @@ class Follower:
     def start(
         self, step: int, take: Callable[[Any, RecordSlot, int], bool], hooks: list[Remove], checks_reach: bool
     ) -> None:
-        """Follow the plan in a step. `hooks` gets what removes a hook; `take` is `Recorder.take`."""
+        """Follow the plan in a step. `hooks` gets functions that remove hooks; `take` is `Recorder.take`."""
         self._step, self._take, self._hooks, self._checks_reach = step, take, hooks, checks_reach
         self.at = 0
         self.open = []

@@ -107,7 +107,7 @@ class PlannedWatcher(Watcher):
         calls: list[tuple[PlannedCall, ModuleCall]] = []
         for event in log:
             if type(event) is PlannedCall:
-                event.call = self._count_call(event)  # the log goes on with the calls of this step
+                event.call = self._count_call(event)  # the log continues with the calls of this step
                 calls.append((event, event.call))
             elif type(event) is PlannedEnd:
                 planned, call = calls.pop()

@@ -112,7 +112,7 @@ class Watcher(GradientWatcher):
         self._module_hooks.attach()
 
     def detach(self) -> None:
-        """Remove the hooks on modules, but for those that must see steps that are not recorded."""
+        """Remove the hooks on modules, except those that must see steps that are not recorded."""
         needs_root = self._wrappers or (self.modes is not None and not self.modes.settled)
         self._module_hooks.detach(with_root=not needs_root)
 

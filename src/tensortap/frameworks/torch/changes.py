@@ -37,7 +37,7 @@ class ModuleChanges:
 
         Call `wrapped` with each compiled wrapper: with existing ones now, and with later ones after they were made.
 
-        Both are methods, and are not kept alive: a tap that nobody closes must not hold its model.
+        Both are methods, and are not kept alive: a tap that is never closed must not hold its model.
         """
         if not self._changed:
             self._wrap_functions()

@@ -39,7 +39,7 @@ _HOOKS = (
 )
 _COMPUTING_HOOKS = ("torch.nn.utils.", "transformers.")
 """Packages of hooks that a forward needs: those of the older weight_norm compute weights, those of transformers collect
-hidden states and router scores, of which a loss is made. Others only observe."""
+hidden states and router scores for a loss. Others only observe."""
 
 
 class TorchExactExecution:
@@ -158,7 +158,7 @@ def _narrowed(dtype: torch.dtype, leaf: Any) -> Any:
 
 
 def _drop_hooks(module: torch.nn.Module) -> None:
-    """Remove the hooks that a copy has inherited, but for those that its forward needs."""
+    """Remove the hooks that a copy has inherited, except those that its forward needs."""
     for attribute in _HOOKS:
         hooks = getattr(module, attribute, None) or {}
         for number, hook in list(hooks.items()):

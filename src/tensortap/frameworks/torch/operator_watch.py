@@ -159,7 +159,7 @@ class TorchOperatorWatch(TorchDispatchMode):  # type: ignore[misc]  # torch is u
         return not any(_is_made_by(tensor, function.name) for each in function.made if (tensor := each()) is not None)
 
     def _watch_backward(self, last: _Result) -> None:
-        # A view's node is made anew when its base has changed, which a look at it would bring forward.
+        # A view's node is made anew when its base has changed; reading the node here would trigger that early.
         own = next((each for each in last.tensors if each.requires_grad and not each._is_view()), None)
         if own is None or own.grad_fn is None:
             return

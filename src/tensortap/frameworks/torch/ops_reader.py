@@ -166,7 +166,7 @@ class OpsReader:
 class OpsSketches:
     """Sketches of tensors on any device without hidden positions. Implements `VisibleSketches`.
 
-    No kernel of a lane reads them: lanes count tensors, to find out how long others may wait.
+    No kernel of a lane reads them: lanes count tensors, to determine how long others may wait.
     """
 
     def __init__(self) -> None:

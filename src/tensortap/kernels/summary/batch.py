@@ -1,8 +1,8 @@
 """Summaries of many arrays: small ones are copied when they come, large ones are read, and all are completed later.
 
 For an array of a few kilobytes, calling and returning takes longer than the summary itself. A copy takes half a
-microsecond, and another thread may summarise it while the program goes on and changes the array. The record of a large
-array is kept until then. The results are those of `cpu.summarize`, bit for bit.
+microsecond, and another thread may summarise it while the program continues and changes the array. The record of a
+large array is kept until then. The results are those of `cpu.summarize`, bit for bit.
 """
 
 from __future__ import annotations

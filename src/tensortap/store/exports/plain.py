@@ -34,7 +34,7 @@ def widen(array: Array) -> Array:
 
 
 def narrow(array: Array, name: str) -> Array:
-    """Return what `widen` was given, bit for bit; `name` is its dtype."""
+    """Return the argument of `widen`, bit for bit; `name` is its dtype."""
     dtype = dtypes.numpy_dtype(name)
     if name == "bfloat16" and array.dtype == np.float32:
         high: Array = np.ascontiguousarray(array).view(np.uint32) >> np.uint32(16)

@@ -42,7 +42,7 @@ class RankUpload:
     """One rank: the folder `folder` of this disk, and the folder `rank_N` below `url`.
 
     Tensors go first, then lines, then the rows that refer to both. `advanced` is called with the bytes that were sent.
-    With `frees`, what is uploaded is deleted here.
+    With `frees`, uploaded data is deleted here.
     """
 
     def __init__(

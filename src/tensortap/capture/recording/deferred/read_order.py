@@ -75,7 +75,7 @@ class ReadSlot:
 
     @property
     def decided(self) -> bool:
-        """Whether a trial has shown what its tensors do."""
+        """Whether a trial has shown how its tensors behave."""
         return self._unchanged or self.changed
 
     def when(self, now: int, step: int) -> When:

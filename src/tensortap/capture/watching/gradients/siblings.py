@@ -1,9 +1,9 @@
 """Inputs of one call that one operation made, where the framework does not report which gradient belongs to which.
 
-Paddle's graph says of the two halves of a split only that both come from the split. So the gradients that the module's
-nodes send are kept until the split receives them, together with the gradient that arrives at each half. A hook on a
-tensor sees the gradient of this tensor alone, but summed over all its uses. Three rules attribute the gradients; none
-of them can attribute one wrongly:
+For the two halves of a split, Paddle's graph shows only that both come from the split. So the gradients that the
+module's nodes send are kept until the split receives them, together with the gradient that arrives at each half. A hook
+on a tensor sees the gradient of this tensor alone, but summed over all its uses. Three rules attribute the gradients;
+none of them can attribute one wrongly:
 
 - a gradient whose shape only one of the tensors has belongs to that one;
 - the engine adds in the memory of what arrives first, so a gradient whose memory holds a sum is a part of that sum;

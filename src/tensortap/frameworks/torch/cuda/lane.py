@@ -52,7 +52,7 @@ _MOST_WAITING = 1 << 30
 class Lane:
     """The memory of one stream. Everything runs in the stream's order, so memory is reused without waiting.
 
-    `native/deferred.h` does what `submit_deferred` does, and `native/launches.h` what `_read_waiting` does.
+    `native/deferred.h` has `submit_deferred` in C, and `native/launches.h` has `_read_waiting`.
     """
 
     __slots__ = (

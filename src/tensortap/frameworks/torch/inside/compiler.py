@@ -74,8 +74,8 @@ def _without_deprecation(original: Any) -> Any:
 LIBRARY_HOOKS = CompilerPatch(compiler_utils, "nnmodule_has_hooks", _without_our_hooks)
 """Keeps the compiler from compiling modules of torch's own because of our hooks.
 
-After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward by itself,
-and rounds in another way than without taps.
+After a graph break, such a module runs uncompiled, unless it has hooks: torch then compiles its forward separately, and
+rounds in another way than without taps.
 """
 
 FUNCTION_CONTEXTS = CompilerPatch(SideEffects, "track_object_new", _without_deprecation)

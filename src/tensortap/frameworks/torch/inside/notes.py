@@ -157,7 +157,7 @@ def see_plain(context: Any) -> None:
     kept: Any
     try:
         kept = value.as_python_constant()
-    except Exception:  # the compiler raises what it likes for values that are no constants
+    except Exception:  # the compiler may raise any error for values that are no constants
         try:
             kept = OpaqueValue("object", value.python_type().__qualname__)
         except Exception:
@@ -246,7 +246,7 @@ def see_outputs(context: Any) -> None:
 
 
 def see_tapped_output(context: Any) -> None:
-    """Take the tensor that stands for an output from now on, also where the module itself has used it."""
+    """Take the tensor that replaces an output from now on, also where the module itself has used it."""
     notes = _current()
     before = context.get_local("tensor").as_fake()
     fake = context.get_local("tapped").as_fake()

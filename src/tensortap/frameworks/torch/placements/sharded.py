@@ -64,7 +64,7 @@ def piece_placement(piece: FlatPiece, shape: tuple[int, ...], axes: tuple[str, .
 
 
 def flat_placement(parameter: Any, shape: tuple[int, ...], axis: MeshAxis, kind: str) -> Placement | None:
-    """Return the placement of a flat parameter that stands for all of its unit's (`use_orig_params=False`).
+    """Return the placement of a flat parameter that replaces all parameters of its unit (`use_orig_params=False`).
 
     None for any other parameter. A flat parameter is padded to equal ranges.
     """

@@ -34,7 +34,7 @@ def pair_files(first: Path, second: Path) -> Pairing:
     """Pair the files of two rank folders.
 
     Paddle numbers its layers over the whole process, so two models of one process share no file name. If the folders
-    have no name in common, files are paired that have the same index, and the same name but for such numbers.
+    have no name in common, files are paired that have the same index, and the same name except for such numbers.
     """
     a, b = files_in(first), files_in(second)
     pairs, rule = _by_name(a, b), BY_NAME

@@ -1,4 +1,4 @@
-"""Paddle's own checkpoints, .pdparams and .pdopt, read without paddle. They are pickles, of which no code is run.
+"""Paddle's own checkpoints, .pdparams and .pdopt, read without paddle. They are pickles, whose code is not run.
 
 `paddle.save` writes a state dict as NumPy arrays by name. In nested dicts, as an optimizer has, each tensor is a pair
 (name, array). Numbers, as a learning rate scheduler keeps, become small arrays, so that a comparison covers them.

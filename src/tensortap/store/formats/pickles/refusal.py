@@ -34,7 +34,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def holds_pickle(path: Path) -> bool:
-    """Return whether a file is a pickle by its content, whatever its ending. A file of torch holds one."""
+    """Return whether a file is a pickle by its content, regardless of its ending. A file of torch holds one."""
     return _begins(read_head(path, 9)) or is_torch_file(path)
 
 
