@@ -53,7 +53,7 @@ static void fill_statistics(const Result *result, int64_t elements, double *mome
     }
 }
 
-/* What `collect_results` reads and writes. */
+/* The memory that `collect_results` reads and writes. */
 typedef struct {
     const DeviceEntries *const *steps;
     const Result *const *batches; /* of all steps, one after the other */

@@ -121,7 +121,7 @@ static int placement_of(PyObject *recorder, PyObject *slot, PyObject *kind, PyOb
     return is_equal(GET(SlotPlacement, found, shape), GET(TensorKind, kind, shape));
 }
 
-/* What is recorded now. All objects are borrowed; those that may change meanwhile are held by `take_later`. */
+/* The tensor that is recorded now. All objects are borrowed; those that may change meanwhile are held by `take_later`. */
 typedef struct {
     PyObject *recorder, *reader, *lane, *batch, *pending, *tensor, *slot, *kind, *step, *place;
     DeviceEntries *entries;

@@ -1,4 +1,4 @@
-/* What following a plan does at each event, as `capture.watching.follower.Follower` does it. */
+/* The events of a plan that is followed, as in `capture.watching.follower.Follower`. */
 
 #pragma once
 
@@ -329,7 +329,7 @@ static int find_base_node(PyObject *view, PyObject **node)
 
 static PyObject *call_gradient_hook(PyObject *hook, PyObject *gradient); /* in `hooks.h` */
 
-/* Place a hook without a Python object on a tensor that nobody else has a hook on: those of others keep their order. */
+/* Place a hook without a Python object on a tensor without other hooks, whose order must not change. */
 static int place_quickly(Follower *self, PyObject *tensor, PyObject *hook)
 {
     if (!self->accesses || !is_accessible(tensor)) {

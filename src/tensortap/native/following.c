@@ -1,14 +1,14 @@
 /* The part of capture that runs at every call of a module, in C.
 
    `Follower` is `capture.watching.follower.Follower`. `Copies` and `Entries` are `TensorCopies` and `RowEntries` of
-   `capture.recording.host_rows`, and `Taker` is `Recorder.take`. The Python versions say what is done and why; here is only what C
-   makes quicker. Whatever is not common goes to Python: a function returns 0, and its caller takes the careful way.
+   `capture.recording.host_rows`, and `Taker` is `Recorder.take`. The Python versions document the behaviour and the reasons; here is only the part that C
+   makes quicker. Uncommon cases go to Python: a function returns 0, and its caller takes the careful way.
    Tensors are used through their Python attributes, through DLPack's exchange interface, or through `TensorAccess`, which
    another module provides, so that no framework is needed to build this; `collecting.h`, `deferred.h`, `launches.h`,
    `rows.h` and `waiting.h` alone know what `frameworks.torch.cuda` keeps.
 
    In a hot loop, Python would do. Between two hooks of a training step, though, the interpreter's data leaves the
-   caches, so what counts is how few objects are made and looked at.
+   caches, so the number of objects that are created and read counts.
 
    The functions return 1 (done), 0 (not done, nothing changed) or -1 (a Python exception is set). */
 

@@ -1,4 +1,4 @@
-/* Hooks that follow a plan, or call what is careful; see `capture.watching.hook_guard`. */
+/* Hooks that follow a plan, or call the careful hook; see `capture.watching.hook_guard`. */
 
 #pragma once
 
@@ -245,7 +245,7 @@ static PyType_Spec follower_spec = {"tensortap.native.Follower", sizeof(Follower
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, follower_slots};
 
 static PyType_Slot hook_slots[] = {
-    {Py_tp_doc, "A hook that follows a plan, or calls what is careful."},
+    {Py_tp_doc, "A hook that follows a plan, or calls the careful hook."},
     {Py_tp_call, Hook_call},
     {Py_tp_traverse, Hook_traverse},
     {Py_tp_dealloc, Hook_dealloc},

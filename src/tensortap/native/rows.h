@@ -4,7 +4,7 @@
 
 #include "views.h"
 
-enum { NEW, SAME, PROBED, READ }; /* what a ticket is to that of its earlier sighting; see `frameworks.torch.cuda.results` */
+enum { NEW, SAME, PROBED, READ }; /* relation of a ticket to that of its earlier sighting; see `frameworks.torch.cuda.results` */
 enum { NUMBERS = 4, TICKET = 5, FIRST_ROWS = 1024, NOWHERE = -1 };
 
 /* A tensor that a row is of. The table has open addressing, and `storage` is not 0 in a place that is taken. */

@@ -51,7 +51,7 @@ static int append_copy(Taker *self, PyObject *slot, PyObject *kind, const Copy *
     return 0;
 }
 
-/* What tells apart the tensors of one storage whose elements are not neighbours, as `TensorReading.gathered` has it. */
+/* Distinguishes tensors of one storage whose elements are not neighbours, as `TensorReading.gathered` does. */
 static int identity_of_view(const View *view, int64_t *identity)
 {
     PyObject *parts = PyTuple_New(view->ndim + 2);

@@ -1,6 +1,6 @@
-/* What the hooks ask of a tensor at every call, as functions of C: `torch_access.cpp` has them for torch.
+/* The properties of a tensor that hooks read at every call, as functions of C: `torch_access.cpp` has them for torch.
 
-   Through the attributes of a Python object, each of these answers takes longer than all that the hooks do with it. */
+   Through the attributes of a Python object, reading one takes longer than all that the hooks do with it. */
 
 #pragma once
 
@@ -25,8 +25,8 @@ typedef struct {
 /* Calls a hook with a gradient, or None; returns None (a new reference), or NULL if an exception is set. */
 typedef PyObject *(*CallHook)(PyObject *hook, PyObject *gradient);
 
-/* All functions need the interpreter lock. None raises: a function that returns an int returns 0 if it has no answer, and the
-   tensor's attributes are asked then, which raise what they have to. Tensors are of plain classes. */
+/* All functions need the interpreter lock. None raises: a function that returns an int returns 0 if it has no answer. The
+   tensor's attributes are then read, and may raise. Tensors are of plain classes. */
 typedef struct {
     int (*view)(PyObject *tensor, View *view); /* of a tensor whose memory holds its elements as they are */
     int (*version)(PyObject *tensor, int64_t *version);

@@ -1,4 +1,4 @@
-/* What is asked of a tensor: through `TensorAccess` where a framework's own code provides it; else, where its elements are,
+/* The properties of a tensor: through `TensorAccess` where a framework's own code provides it; else, where its elements are,
    from the exchange interface of DLPack, which is one call without an object, and the rest from the tensor's attributes. */
 
 #pragma once
