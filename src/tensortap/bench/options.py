@@ -14,7 +14,7 @@ KEEPS = ("summary", "tensors")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Which figures are measured, and how precisely. No option changes the meaning of a figure."""
+    """The figures to measure, and their precision. No option changes the meaning of a figure."""
 
     device: str = "auto"
     """cpu, cuda, or auto: cuda if there is a device."""

@@ -50,7 +50,7 @@ def floors(keep: str, device: str, nbytes: int, tensors: int, limits: Mapping[st
 
 
 def limit(seconds: float, plain: float, slowest: Floor, launching: float | None = None) -> dict[str, Any]:
-    """Return what limits a tapped step, in numbers and in words.
+    """Return the limit of a tapped step, in numbers and in words.
 
     `launching` is the host's time per step, where the host does not wait for a device.
     """

@@ -168,7 +168,7 @@ class Budget:
         return self._clock() - self._opened
 
     def notice(self) -> str:
-        """Return what to report about the run."""
+        """Return a notice about the run."""
         percent = 100 * self.spent / self.elapsed if self.elapsed else 0.0
         return (
             f"budget={self._share:g}: {self.recorded} of {self._steps} steps recorded, "

@@ -1,4 +1,4 @@
-"""Which modules, steps and ranks are tapped, and how much of each tensor is kept."""
+"""The selection of modules, steps and ranks to tap, and of the parts of each tensor to keep."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Selection:
                 raise UsageError(f"operators: {pattern!r} matches no tapped module{_similar(pattern, chosen)}")
 
     def keep_of(self, name: str) -> Keep:
-        """Return what to keep: the first matching pattern decides, and without one a summary is kept."""
+        """Return the value of keep= for a module: the first matching pattern decides, and the default is a summary."""
         for pattern, kept in self._rules:
             if _matches(name, pattern):
                 return cast(Keep, kept)

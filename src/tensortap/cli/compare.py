@@ -107,7 +107,7 @@ def compare(
 
 # --- argv ----------------------------------------------------------------------------------------------------------
 def parse_outputs(given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return where each report goes. Raise UsageError now, not after the comparison, if a folder is missing."""
+    """Return the target of each report. Raise UsageError now, not after the comparison, if a folder is missing."""
     from tensortap.errors import UsageError
     from tensortap.report.files import output
 
@@ -124,7 +124,7 @@ def parse_outputs(given: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def details_for(outputs: Mapping[str, str]) -> int:
-    """Return how many tensors to inspect element by element: only the page shows them."""
+    """Return the number of tensors to inspect element by element: only the page shows them."""
     if "html" not in outputs:
         return 0
     from tensortap.report.html import comparison as comparison_html

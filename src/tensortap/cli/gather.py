@@ -173,7 +173,7 @@ def mesh_in_words(run: Run) -> str:
 
 
 def layouts_of(run: Run, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return where the records sit in their wholes, in words: each identity once, with the parts of all ranks."""
+    """Return the placements of the records in words: each identity once, with the parts of all ranks."""
     found: dict[str, dict[str, list[int]]] = {}
     for record in records:
         if record.placement is not None:

@@ -98,7 +98,7 @@ _add_options()
 
 # --- the launch ----------------------------------------------------------------------------------------------------
 def _out_path(chosen: Mapping[str, Any], name: str) -> Place:
-    """Return where to record. Ranks that start one by one cannot agree on a free name, so they need one."""
+    """Return the path of the run. Ranks that start one by one cannot agree on a free name, so they need a given one."""
     from tensortap.errors import UsageError
     from tensortap.launch.settings import free_path
 

@@ -130,7 +130,7 @@ def _verify(path: str) -> None:
 
 
 def _traffic_so_far() -> str:
-    """Return what was read from an object store, as the end of a line; nothing for local files."""
+    """Return the amount read from an object store, as the end of a line; nothing for local files."""
     from tensortap.report.wording import nbytes
 
     remote = sys.modules.get("tensortap.store.remote")  # loaded only if a URL was read

@@ -61,7 +61,7 @@ class OpaqueValue:
     kind: str
     """dtype | device | enum | object | left_out; in comparisons also tensor and absent"""
     text: str = ""
-    """Its name, or that of its type."""
+    """The value's name, or that of its type."""
     note: str = ""
 
     def __repr__(self) -> str:
@@ -130,7 +130,8 @@ def as_json(value: Any) -> Any:
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `written` wrote, by path: Python's own values, and an `OpaqueValue` for each that was not kept.
+    """Return the values in the output of `written`, by path: Python's own, and an `OpaqueValue` for each that was not
+    kept.
 
     >>> read(written([("1", (None, 0.5)), ("past", object())], lambda _: None))
     {'1': (None, 0.5), 'past': an object object}

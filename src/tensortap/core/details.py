@@ -85,11 +85,11 @@ class Needed:
     """The smallest tolerances with which all elements pass |c - r| <= atol + rtol * |r|."""
 
     atol: float
-    """If rtol is 0."""
+    """Smallest atol if rtol is 0."""
     rtol: float
-    """If atol is 0; inf where the reference is 0 and the candidate is not."""
+    """Smallest rtol if atol is 0; inf where the reference is 0 and the candidate is not."""
     atol_with_rtol: float
-    """With the default rtol."""
+    """Smallest atol with the default rtol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class MappedName:
     reference: str
     candidate: str
     how: str
-    """How it was found: root, same name, rename, rule, structure, shape, order, elimination, values."""
+    """The method that found it: root, same name, rename, rule, structure, shape, order, elimination, values."""
     change: str = ""
     """The conversion that turns the candidate's tensor into the reference's layout."""
 

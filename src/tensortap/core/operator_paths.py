@@ -55,7 +55,7 @@ class OperatorPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlace:
-    """Where the operators inside the module of a finding part."""
+    """The place at which the operators inside the module of a finding part."""
 
     reference: str
     """The reference's first operator whose result differs; empty if all that both sides have agree."""

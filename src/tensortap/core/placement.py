@@ -1,4 +1,4 @@
-"""Where the elements of a record sit in a whole tensor that several processes hold together.
+"""Placements: the positions of a record's elements in a whole tensor that several processes hold together.
 
 A `Placement` belongs to one record. A `Mesh` belongs to one process: the axes along which the processes of a run share
 the work, and the position of this one.

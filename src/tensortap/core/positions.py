@@ -23,7 +23,7 @@ balances causal attention. strided: every n-th index, as a distributed sampler d
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How one mesh axis divides a dimension."""
+    """The division of a dimension by one mesh axis."""
 
     count: int
     index: int

@@ -267,7 +267,7 @@ class TruthErrors:
     reference: float
     candidate: float
     roundings: float = float("nan")
-    """How many roundings more the candidate has; NaN if they cannot be counted, as in float32."""
+    """Number of further roundings that the candidate has; NaN if they cannot be counted, as in float32."""
     of_reference: bool | None = None
     """Whether the reference's own code made the truth; False if the candidate's did, None if a third run has it."""
     exact: bool = True
@@ -277,7 +277,7 @@ class TruthErrors:
 
     @property
     def ratio(self) -> float:
-        """How many times as far from the truth the candidate is as the reference."""
+        """The candidate's distance from the truth, as a multiple of the reference's."""
         if not self.reference:
             return float("inf") if self.candidate > 0 else 1.0
         return self.candidate / self.reference
@@ -296,7 +296,7 @@ class LayoutFact:
     words: str = ""
     """The held object, as words that end a sentence."""
     residual: float = float("nan")
-    """How far off the explanation is, relative to the reference's record; NaN if it is exact or was not measured."""
+    """The error of the explanation, relative to the reference's record; NaN if it is exact or was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,11 +337,11 @@ class Finding:
     row: int | None = None
     """Its row in `Comparison.table`; None if only one side has the record."""
     truth: TruthErrors | None = None
-    """How far both sides are from the truth, if one was given."""
+    """The distances of both sides from the truth, if one was given."""
     layout: LayoutFact | None = None
     """The axis and ranks that are to blame, if the cause is one of parallel layouts."""
     operator: OperatorPlace | None = None
-    """Where in the module's code it begins, if both sides recorded operators."""
+    """The operator in the module's code at which it begins, if both sides recorded operators."""
 
     @property
     def module(self) -> str:
@@ -422,7 +422,7 @@ class Comparison:
     """Options of `tensortap compare` that repeat this comparison. None if no command can repeat it, because a side
     existed only in this process."""
     mapping: NameMapping | None = None
-    """How names and layouts were mapped; None if both sides have the same ones."""
+    """The mapping of names and layouts; None if both sides have the same ones."""
     isolated: bool = False
     """Whether every module ran on the reference's own inputs, so that each birth is independent of the others."""
     zoom: Any = None
@@ -430,7 +430,7 @@ class Comparison:
     unpaired_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of each side ("reference", "candidate") that take part and were not compared: they have no counterpart."""
     rank_parts: RankParts | None = field(default=None, repr=False)
-    """Which ranks hold a part of each pair, if records were joined over ranks."""
+    """The ranks that hold a part of each pair, if records were joined over ranks."""
 
     def __str__(self) -> str:
         return self.sentence

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Form = Literal["count", "number", "share", "digest"]
-"""How a value is written: as a whole number, as a rounded number, as a share of the elements, in hexadecimal digits."""
+"""The form of a value: a whole number, a rounded number, a share of the elements, or hexadecimal digits."""
 MergeRule = Literal["sum", "least", "greatest", "norm", "wrap", "pooled"]
 Getter = Callable[[str], Any]
 """Returns a statistic by its name, as a number or as a column of numbers."""
@@ -76,9 +76,10 @@ class Statistic:
     about: str
     """Its definition, as one sentence without the full stop."""
     merge: MergeRule | Callable[[Sequence[Any]], Any] | None = None
-    """How the values of a tensor's parts combine to that of the whole: by a named rule, or by a function of the parts'
-    values, in any order. "pooled" needs other statistics, too: see `kernels.summary.reference.merge`. None if it is
-    derived."""
+    """The rule that combines the values of a tensor's parts to that of the whole: a name, or a function of the parts'
+    values in any order. "pooled" needs other statistics, too: see `kernels.summary.reference.merge`. None if it is
+    derived.
+    """
     unit: str = ""
     """Unit of the value; empty if it is that of the elements."""
     show: Display = field(default_factory=Display)

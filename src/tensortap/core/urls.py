@@ -88,7 +88,7 @@ class Url:
 
 
 Place = Path | Url
-"""Where a run or a file is."""
+"""The place of a run or a file."""
 
 
 def is_url(text: object) -> bool:

@@ -81,7 +81,7 @@ class Process(Protocol):
     def world(self) -> int: ...
 
     def compute_threads(self, model: Any) -> int:
-        """Return how many CPU threads the model's own computation keeps busy."""
+        """Return the number of CPU threads that the model's own computation keeps busy."""
 
     def openmp(self) -> str | None:
         """Return the file of the OpenMP runtime whose threads compute, if there is one."""
@@ -271,7 +271,7 @@ class TensorValues(Protocol):
         """Classes of tensors without behaviour of their own, which need no `is_tensor`. May be empty."""
 
     def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:
-        """Return where the elements of a plain, readable tensor in host memory are, one after the other.
+        """Return the memory of a plain, readable tensor on the host whose elements are one after the other.
 
         Return None for every other tensor, and for one without elements: `unreadable`, `identity` and `host` answer for
         it. This runs first for every tensor, so it does little. `likely` is the kind of the tensor in the same place in

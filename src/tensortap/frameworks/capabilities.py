@@ -86,7 +86,7 @@ class GradientGraph(Protocol):
     """The autograd graph, for the share of an input's gradient that one module contributes (kind grad_input)."""
 
     def edge(self, tensor: Any) -> Edge | None:
-        """Return where this tensor's gradient would arrive now; None if it takes no part in autograd."""
+        """Return the edge at which this tensor's gradient would arrive now; None if it takes no part in autograd."""
 
     def consumers(self, outputs: Iterable[Any], edges: Sequence[Edge], mark: int) -> list[Consumer]:
         """Return the nodes between `outputs` and `edges`, made since `mark`, that feed one of the edges."""
@@ -104,7 +104,7 @@ class GradientGraph(Protocol):
         """
 
     def address(self, tensor: Any) -> int:
-        """Return where the elements are: equal for two live tensors that share them. 0 if there are none."""
+        """Return the address of the elements: equal for two live tensors that share them. 0 if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class InsideGraphs(Protocol):
         """Return the object that places taps that record these kinds."""
 
     def memory_of(self, tensor: Any) -> Hashable:
-        """Return where the elements are. Memory that was allocated anew differs while the earlier one is held."""
+        """Return the memory of the elements. Memory that was allocated anew differs while the earlier one is held."""
 
 
 class Substitution(Protocol):

@@ -52,7 +52,7 @@ class DeferralBound(Protocol):
 
 
 class SlotPlacement:
-    """Where in a whole the tensors of a slot sit, as long as they have the same shape and the batch has its shape."""
+    """The placement of a slot's tensors, as long as they have the same shape and the batch has its shape."""
 
     __slots__ = ("base", "batch", "number", "placement", "shape")
 

@@ -31,7 +31,7 @@ class Ownership:
     parameter_containers: str
     """The classes that register several parameters."""
     freezing: str
-    """How a parameter is frozen."""
+    """The code that freezes a parameter."""
     module_class: type
 
     def __init__(self, framework: Framework) -> None:

@@ -28,7 +28,7 @@ _COLUMN, _ROW, _VOCABULARY = "ColumnParallelLinear", "RowParallelLinear", "Vocab
 
 
 def is_parallel_layer(module: Any) -> str:
-    """Return which of the known layers a module is, also by inheritance or as part of its class's name; "" if none."""
+    """Return the known layer that a module is, also by inheritance or as part of its class's name; "" if none."""
     for cls in type(module).__mro__:
         for known in (_COLUMN, _ROW, _VOCABULARY):
             if known in cls.__name__ or known.replace("ParallelLinear", "SequenceParallelLinear") in cls.__name__:

@@ -64,10 +64,12 @@ class ModelPlacer(Protocol):
         """Return the placement that the tensor itself describes; None if it describes none."""
 
     def of_parameter(self, module: Any, name: str, tensor: Any, kind: str) -> Placement | None:
-        """Return where a parameter, buffer or its gradient sits; `kind` is param, param_grad, step_grad or buffer."""
+        """Return the placement of a parameter, buffer or its gradient; `kind` is param, param_grad, step_grad or
+        buffer.
+        """
 
     def of_activation(self, module: Any, kind: str, tensor: Any) -> Placement | None:
-        """Return where an input or output of a parallel layer sits, by the layer's own attributes."""
+        """Return the placement of an input or output of a parallel layer, by the layer's own attributes."""
 
     def guess(self, tensor: Any) -> Placement | None:
         """Return the likely placement of a plain tensor between layers, without the batch; None if none is likely."""

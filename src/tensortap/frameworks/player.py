@@ -58,7 +58,7 @@ class Player(Protocol):
     """Runs a recorded call again."""
 
     dialect: Dialect
-    """How scripts that reproduce the call are written."""
+    """The dialect of scripts that reproduce the call."""
 
     def tensor(self, values: npt.NDArray[np.generic], like: Any, dtype: str | None) -> Any:
         """Return a tensor with these values on the device of the module `like`.

@@ -62,7 +62,7 @@ class Profiling:
         raise NotImplementedError
 
     def anchors(self, inputs: Iterable[Any]) -> list[Any]:
-        """Return where the graph of these tensors ends before a call: nodes, or tensors if nodes cannot be hooked."""
+        """Return the ends of the graph of these tensors before a call: nodes, or tensors if nodes cannot be hooked."""
         raise NotImplementedError
 
     def nodes(self, outputs: Iterable[Any], anchors: Sequence[Any], mark: int) -> list[CallNode]:

@@ -206,7 +206,7 @@ def _series(side: Side) -> Codes:
 
 
 def _always(side: Side, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return where a mask holds for a tensor in all its steps."""
+    """Return the mask, restricted to tensors for which it holds in all steps."""
     series = _series(side)
     holds = np.ones(int(series.max(initial=-1)) + 1, bool)
     holds[series[~mask]] = False

@@ -10,7 +10,7 @@ __all__ = ["later_runs", "numbered"]
 
 
 def numbered(path: Place, number: int) -> Place:
-    """Return where a launch records its n-th run, if it records the first one at `path`.
+    """Return the path of a launch's n-th run, if its first run is at `path`.
 
     >>> numbered(Path("runs/a"), 2).name
     'a-2'

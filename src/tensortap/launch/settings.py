@@ -29,7 +29,7 @@ _NAMES = ("out", *(option.name for option in CAPTURE_OPTIONS))
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Where a launch records, and how."""
+    """The path and the options with which a launch records."""
 
     out: str
     """The folder of the run, as an absolute path: a program may change its working directory."""

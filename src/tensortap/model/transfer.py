@@ -91,9 +91,9 @@ class CopiedTensor:
     target: str
     source: tuple[str, ...]
     how: str
-    """How the source was found: same name, rule, shape, order."""
+    """The method that found the source: same name, rule, shape, order."""
     change: str
-    """How the values were changed: "transposed"; empty if they were not."""
+    """The change of the values, like "transposed"; empty if there was none."""
     shape: tuple[int, ...]
     dtype: str
     cast_from: str = ""

@@ -285,7 +285,7 @@ def check_schema(schema: Any, path: str) -> list[str]:
 
 
 def _find_problem(rows: Any) -> str:
-    """Return which values of the rows are invalid; an empty text if none is."""
+    """Name the invalid values of the rows; an empty text if there are none."""
     for field in rows.schema:
         if field.name in SCHEMA.names and not SCHEMA.field(field.name).nullable and rows.column(field.name).null_count:
             return f"{field.name} is missing in some rows"

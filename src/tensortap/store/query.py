@@ -55,7 +55,7 @@ class Filter:
 
 
 def _matching(column: Any, name: str, wanted: Any) -> Any:
-    """Return which rows match. Columns have few distinct values, so any Python container can be asked."""
+    """Return a mask of the matching rows. Columns have few distinct values, so any Python container can be asked."""
     values = pc.unique(column).to_pylist()
     chosen = [value for value in values if _meant(name, value, wanted)]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type

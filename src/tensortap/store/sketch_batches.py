@@ -49,7 +49,7 @@ class Sketches:
         return np.flatnonzero(self.column().is_valid().to_numpy())
 
     def size(self, row: int) -> int:
-        """Return how many sums the sketch of a row has; 0 if it has none."""
+        """Return the number of sums in the sketch of a row; 0 if it has none."""
         return int(self.at(np.array([row])).shape[1])
 
     def at(self, rows: Ints) -> Matrix:

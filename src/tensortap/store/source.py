@@ -67,7 +67,7 @@ class Bytes(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Return how many bytes the object has."""
+        """Return the size of the object in bytes."""
 
     @abstractmethod
     def read_into(self, name: str, offset: int, target: memoryview) -> None:
@@ -374,7 +374,7 @@ def read_head(path: Path, nbytes: int) -> bytes:
 
 
 def kept_location(record: Record) -> Location:
-    """Return where the bytes of a record are. Raise if they were not kept, or if the index contradicts itself."""
+    """Return the location of a record's bytes. Raise if they were not kept, or if the index contradicts itself."""
     location = record.location
     if location is None:
         raise UsageError(

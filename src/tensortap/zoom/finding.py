@@ -231,7 +231,7 @@ def _classify(
 
 
 def _first_change(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """Return how the names of the candidate's operators begin to differ: "delete", "insert", "replace" or "equal"."""
+    """Return the first difference in the names of the operators: "delete", "insert", "replace" or "equal"."""
     changes = SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes()
     return changes[0][0] if changes else "equal"
 

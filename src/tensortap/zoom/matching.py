@@ -170,7 +170,7 @@ class Values:
 
 @dataclass
 class Matches:
-    """Which values of the candidate are values of the reference, within the tolerance, and the other way round."""
+    """The values of the candidate that are values of the reference, within the tolerance, and vice versa."""
 
     candidate: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     reference: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))

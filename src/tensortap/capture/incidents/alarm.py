@@ -39,7 +39,7 @@ class NonfiniteRecord(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it is wrong: it is neither a mask nor part of an evaluation.
+        """Whether the record is wrong: it is neither a mask nor part of an evaluation.
 
         A NaN in an operator alone is not wrong: code may compute a logarithm of zero, and leave it out afterwards.
         """

@@ -103,7 +103,7 @@ class Incidents:
         self._keep(step, reason, in_progress=True)
 
     def take_notices(self) -> list[str]:
-        """Return what to add to the run's notices since the last call."""
+        """Return new notices for the run since the last call."""
         notices, self._notices = self._notices, []
         return notices
 

@@ -62,7 +62,7 @@ class RandomStates:
 
 
 def _state_address(generator: Any) -> int:
-    """Return where the generator's state is in memory, if it is the expected one; else 0.
+    """Return the address of the generator's state, if the generator is the expected one; else 0.
 
     Reading it there takes a microsecond, through `get_state` sixty.
     """

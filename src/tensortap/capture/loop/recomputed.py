@@ -113,7 +113,7 @@ class Recomputations:
         return None
 
     def _difference(self, ours: Any, theirs: Any) -> float:
-        """Return how far apart two samples are; 0 if no further than rounding."""
+        """Return the distance of two samples; 0 if it is within rounding."""
         with suppress_errors():
             left, right = (
                 each if isinstance(each, np.ndarray) else self._framework.host(each) for each in (ours, theirs)

@@ -138,7 +138,7 @@ class _Sketch(NamedTuple):
 
 
 def _hidden_in(shape: tuple[int, ...], hidden: list[Positions]) -> tuple[str, Positions | None]:
-    """Return where positions are hidden in a shape, after COPIES if it may hold several copies of all positions."""
+    """Return the hidden positions in a shape, after COPIES if it may hold several copies of all positions."""
     for find, mark in ((along, ""), (in_copies, COPIES)):
         for positions in hidden:
             if (where := find(positions, shape)) is not None:

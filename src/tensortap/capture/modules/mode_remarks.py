@@ -25,7 +25,7 @@ class ModeRemarks:
         self._modes: dict[str, Any] = {}
         """Mode of each module when its remarks were last collected."""
         self._watched: list[WatchedItems] | None = None
-        """The same, to see quickly that none has changed; None if that is unknown."""
+        """The modes in a form that shows quickly that none has changed; None if that is unknown."""
 
     def choose(self, sites: Sequence[Site]) -> None:
         """Collect the remarks of these modules from now on."""

@@ -29,7 +29,7 @@ class Site:
     base: str
     """The framework's own class that its class inherits from; "" if it is that class, or purely user-defined."""
     callable: bool
-    """Whether it computes anything itself; a list of modules does not."""
+    """Whether the module computes anything itself; a list of modules does not."""
     compiled: bool = False
     """Whether calling it runs a compiled graph."""
 

@@ -1,4 +1,4 @@
-"""Where in the whole the elements of a record are, in runs of several processes.
+"""Placements: the positions of a record's elements in the whole, in runs of several processes.
 
 layout.py         the user's layout: a TOML file or a mapping
 parallel.py       what a process knows about its part of a model

@@ -34,7 +34,7 @@ class SlotPlacer:
     def place_there(
         self, device_reader: DeviceReader, tensor: Any, slot: RecordSlot, step: int
     ) -> SlotPlacement | None:
-        """Return where a tensor on a device sits: as the slot's last one, if nothing says otherwise.
+        """Return the placement of a tensor on a device: that of the slot's last one, if nothing says otherwise.
 
         Return None if the record has another name in the whole.
         """

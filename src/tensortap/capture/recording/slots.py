@@ -51,7 +51,7 @@ class RecordSlot:
         self.likely: TensorKind | None = None
         """The kind of its last tensor, if that was a plain one."""
         self.in_graph = False
-        """Whether its last tensor was made by compiled code, and is held by no other code."""
+        """Whether the slot's last tensor was made by compiled code, and is held by no other code."""
         self.read: Any = None
         """When to read its tensors on a device, see `deferred.read_order`; None until the first of them came."""
         self.place: SlotPlacement | None = None

@@ -39,17 +39,17 @@ class ModuleCall:
     inputs: Mapping[int, int] = field(default_factory=dict)
     """Version of each input tensor by id, to detect an input that is returned unchanged."""
     edges: Sequence[tuple[str, Edge]] = ()
-    """Where each input's gradient arrives, by path."""
+    """The edge at which each input's gradient arrives, by path."""
     mark: int = 0
     """The point in the growth of the autograd graph at which the call began."""
     autograd: bool = True
     """Whether autograd was on."""
     opens: bool = False
-    """Whether it opened a micro step."""
+    """Whether the call opened a micro step."""
     reached: bool = False
     """Whether autograd reaches one of its inputs."""
     in_graph: bool = False
-    """Whether it runs inside a compiled graph."""
+    """Whether the call runs inside a compiled graph."""
     watched_inside: frozenset[str] = frozenset()
     """Paths of outputs whose gradient comes from inside its graph."""
 
@@ -106,7 +106,7 @@ class Clock:
         self.step = 0
 
     def calls_of(self, module: str) -> int:
-        """Return how often the module was called in the newest micro step."""
+        """Return the number of calls of the module in the newest micro step."""
         return self._numbers.get(module, 0)
 
     def enter(self, module: str, inputs: Sequence[Identity], recomputing: bool = False) -> ModuleCall:

@@ -50,7 +50,7 @@ class PlannedEnd:
     output_slots: Sequence[RecordSlot] = ()
     reached_outputs: Sequence[bool] = field(default_factory=list)
     unchanged: Sequence[bool] = ()
-    """Which outputs are inputs of the call, unchanged."""
+    """The outputs that are unchanged inputs of the call."""
     callbacks: Sequence[GradientCallback] = ()
 
 
@@ -230,7 +230,7 @@ class Follower:
         return True
 
     def unchanged(self, inputs: Mapping[int, int], tensors: Sequence[Any]) -> list[bool]:
-        """Return which tensors are among the inputs, by id, with the version that they had."""
+        """Return the tensors that are among the inputs, by id, with the version that they had."""
         if inputs.keys().isdisjoint(map(id, tensors)):
             return [False] * len(tensors)
         version = self._framework.version

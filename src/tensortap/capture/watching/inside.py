@@ -31,7 +31,7 @@ _MOST_POINTS = 10_000
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """How modules inside compiled graphs are seen."""
+    """Options for modules inside compiled graphs."""
 
     emulate_casts: bool = False
     """Whether compiled code rounds between operations, as uncompiled code does."""
@@ -91,7 +91,7 @@ class _GraphRun:
         self.micro = clock.micro if around is None else around.micro
         self._clock = clock
         self._bases = bases
-        """How often each module was called in the micro step before this run."""
+        """Number of calls of each module in the micro step before this run."""
         self._calls: dict[int, ModuleCall] = {}
 
     def number_of(self, site: Site, point: GraphPoint) -> int:
@@ -131,7 +131,7 @@ class InsideCalls:
         self._runs: dict[tuple[str, str, int, int], list[dict[str, int]]] = {}
         """For the calls of this step that contain graphs: the `bases` of each of their runs."""
         self._repeated: dict[ModuleCall, int] = {}
-        """How many of the runs of a recomputed call have begun."""
+        """Number of runs of a recomputed call that have begun."""
         self._values: dict[Hashable, Any] = {}
         """By address: the value that was last seen there, as the run of its graph and its number in it."""
         self.address: Callable[[Any], Hashable] = lambda _: 0
@@ -233,7 +233,7 @@ class InsideCalls:
         return run if run.phase else None
 
     def _bases_of(self, around: ModuleCall | None, phase: str) -> dict[str, int]:
-        """Return how often modules were called before a run: for a recomputation, before the run that it repeats."""
+        """Return the numbers of calls of modules before a run: for a recomputation, before the run that it repeats."""
         if around is None:
             return {}
         runs = self._runs.setdefault((phase, around.module, around.micro, around.number), [])
@@ -269,7 +269,7 @@ class InsideCalls:
     def _left(
         self, site: Site, run: _GraphRun, call: _CallInRun, tensors: Sequence[Any], spec: Mapping[str, Any]
     ) -> Sequence[RecordSlot] | None:
-        """The same for the outputs of a call, and for its inputs if it has not shown its beginning."""
+        """Record the outputs of a call in the same way, and its inputs if it has not shown its beginning."""
         entered = spec.get("entered")
         repeats = entered is None or self._entered(site, run, call, (), entered) is not None
         ended = self._call(site, run, call[1], spec)

@@ -101,7 +101,7 @@ class Modes:
         return self._mode
 
     def end_step(self) -> str:
-        """Return what to report about the step: usually nothing."""
+        """Return a notice about the step; usually an empty text."""
         self._may_be_trial = False
         trained_in_eval_mode = self._eval_mode_calls > 0 and not self._training_calls
         self._eval_mode_calls = self._training_calls = 0
@@ -124,7 +124,7 @@ class Modes:
         return self._forwards["trace"]
 
     def notices(self) -> list[str]:
-        """Return what to report about the run."""
+        """Return notices about the run."""
         found = []
         if self._trial and not self._may_be_trial and self.recorded:
             found.append(

@@ -70,7 +70,8 @@ def consumers(outputs: Iterable[Any], edges: Sequence[Edge]) -> list[Consumer]:
 
 
 def in_order(sent: Sequence[Any], goes_on: Sequence[bool]) -> list[Any] | None:
-    """Return what a node sends in the order of its next functions, some of which lead nowhere; None if unknown.
+    """Return the gradients that a node sends, in the order of its next functions, some of which lead nowhere; None if
+    unknown.
 
     A node may have gradients for more inputs than next functions, as for the condition of `where`.
     """

@@ -109,7 +109,7 @@ def dist_placement(tensor: Any) -> Placement | None:
 
 
 def _edges(length: int, count: int) -> list[int]:
-    """Return where a dimension is cut: all parts but the last have the same size."""
+    """Return the positions at which a dimension is cut: all parts but the last have the same size."""
     part = -(-length // count)
     return [min(length, part * at) for at in range(1, count)]
 

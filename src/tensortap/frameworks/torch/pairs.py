@@ -219,7 +219,7 @@ def _counts(side: str, x: Tensor) -> Values:
 
 
 def _wrong(r: Tensor, c: Tensor, both: Tensor) -> Values:
-    """Return where the sides disagree on non-finite values."""
+    """Return the number and the first position of elements on whose non-finite values the sides disagree."""
     wrong = ~both & (r != c) & ~(torch.isnan(r) & torch.isnan(c))
     at = wrong.to(torch.uint8).argmax().reshape(1)
     return {

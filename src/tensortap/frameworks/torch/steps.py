@@ -42,7 +42,9 @@ def after_step(optimizer: Any, action: Callable[[], None]) -> Remove:
 
 
 def _depth(optimizer: Any) -> int:
-    """Return how many wrappers around steps of this optimizer run. The stack is right even after a step has raised."""
+    """Return the number of wrappers around steps of this optimizer that run. The stack is right even after a step has
+    raised.
+    """
     frame: FrameType | None = sys._getframe(1)
     depth = 0
     while frame is not None:

@@ -32,15 +32,15 @@ class Runs(NamedTuple):
     offset: int
     """The first element in memory."""
     position: int
-    """Its position in the whole."""
+    """The position of that element in the whole."""
     length: int
     """Elements of each run."""
     sizes: tuple[int, ...]
     """The number of runs along each dimension."""
     strides: tuple[int, ...]
-    """From one to the next in memory."""
+    """Strides from one run to the next in memory."""
     steps: tuple[int, ...]
-    """From one to the next in the whole."""
+    """Strides from one run to the next in the whole."""
     rows_each: int
     """Rows of the whole that a run may touch."""
 

@@ -69,7 +69,7 @@ class PairFormat(NamedTuple):
     """An array of the dtype that rows are converted to: float32 if it holds every element of both, else float64."""
     layouts: tuple[tuple[int, int, int, int], ...]
     unit: tuple[int, int, int]
-    """How `ulps` counts: mode, mantissa bits, lowest exponent."""
+    """The parameters of `ulps`: mode, mantissa bits, lowest exponent."""
     tolerances: tuple[float, float]
     same: int
     components: int
@@ -201,7 +201,7 @@ def release() -> None:
 
 @cache
 def pair_format(reference: np.dtype[Any], candidate: np.dtype[Any]) -> PairFormat:
-    """Return how two dtypes are compared. Raise UsageError if they cannot be."""
+    """Return the plan to compare two dtypes. Raise UsageError if they cannot be compared."""
     try:
         names = part_name(reference), part_name(candidate)
     except KeyError as unknown:
@@ -217,7 +217,7 @@ def pair_format(reference: np.dtype[Any], candidate: np.dtype[Any]) -> PairForma
 
 
 def _unit(names: tuple[str, str]) -> tuple[int, int, int]:
-    """Return how `ulps` counts the steps between numbers of these dtypes."""
+    """Return the parameters with which `ulps` counts the steps between numbers of these dtypes."""
     floats = [name for name in names if dtypes.numpy_dtype(name).kind not in "iub"]
     if not floats:
         return ulps.INTEGERS, 0, 0

@@ -93,7 +93,7 @@ class Part:
 
 class _Known(NamedTuple):
     placement: Placement
-    """It stays alive, so that no other one has its identity."""
+    """The placement stays alive, so that no other one has its identity."""
     part: Part
     is_entire: bool
 

@@ -36,7 +36,7 @@ def scratch_plan(room: int) -> Any:
 
 @compiled()
 def whole_row(runs: Any, run: int, row: int) -> int:
-    """Return which row of the whole a row of the part is; -1 if it is none. `run` has its first element."""
+    """Return the row of the whole that a row of the part is; -1 if it is none. `run` has its first element."""
     pos = runs[run, 1] + row * ROW - runs[run, 0]
     return pos >> 10 if pos & (ROW - 1) == 0 and runs[run + 1, 0] >= (row + 1) * ROW else -1
 

@@ -209,7 +209,7 @@ def _table(page: ComparisonPage, width: int | None, most: int) -> list[Text]:
 
 
 def _remainder(page: ComparisonPage, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many more rows of interest there are, and the option that shows them."""
+    """Return the number of further rows of interest, and the option that shows them."""
     if page.verbose > 1:
         return ""
     how = "-vv shows all" if page.verbose else "-v shows 100 rows, -vv all"

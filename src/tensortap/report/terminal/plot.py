@@ -132,7 +132,9 @@ def terminal_of_layers(series: Series, title: str, width: int = 80) -> list[str]
 
 
 def _digits(low: float, high: float) -> int:
-    """Return how many digits distinguish the numbers of a range: cosines of a right pair begin with six nines."""
+    """Return the number of digits that distinguish the numbers of a range: cosines of a right pair begin with six
+    nines.
+    """
     spread = high / 2 - low / 2  # halved first, as in `_bar`
     if not spread:
         return _DIGITS

@@ -111,7 +111,7 @@ def heading(view: RecordsView) -> str:
 
 
 def remainder(view: RecordsView) -> str:
-    """Return how many records are not shown, and the options that show them."""
+    """Return the number of records that are not shown, and the options that show them."""
     if not view.matching:
         return view.hint
     if not view.hidden:

@@ -58,7 +58,7 @@ def _load(files: Bytes, name: str, start: int, entry: _HeaderEntry) -> Array:
 
 
 def _header(files: Bytes, name: str, size: int) -> tuple[int, dict[str, Any]]:
-    """Return where the tensors begin, and the entries of the header."""
+    """Return the offset of the tensors, and the entries of the header."""
     path = files.address(name)
     length = int.from_bytes(files.read(name, 0, 8), "little") if size >= 8 else size
     if size < 8 or length > min(size - 8, _LONGEST_HEADER):

@@ -196,7 +196,7 @@ class IndexWriter:
                 self._due.notify_all()
 
     def _gathered(self) -> int:
-        """Return how many of the newest entries may wait for those of later steps."""
+        """Return the number of newest entries that may wait for those of later steps."""
         steps = rows = 0
         for entry in reversed(self._rows):
             if isinstance(entry, Record) or not entry.gathers:

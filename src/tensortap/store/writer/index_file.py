@@ -22,7 +22,7 @@ _LEAST_GARBAGE = 64 << 10
 
 
 class _Batch(NamedTuple):
-    """Where a batch is in the file, and its newest step."""
+    """The position of a batch in the file, and its newest step."""
 
     step: int
     offset: int

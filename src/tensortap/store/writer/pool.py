@@ -90,8 +90,9 @@ class SlabPool:
         return first
 
     def _next_arena(self) -> int:
-        """Return how many slabs to allocate. Pinning is expensive, so several are pinned at once, at most doubling the
-        number so far. Memory that is not pinned is allocated slab by slab."""
+        """Return the number of slabs to allocate. Pinning is expensive, so several are pinned at once, at most doubling
+        the number so far. Memory that is not pinned is allocated slab by slab.
+        """
         if self._pinning is None:
             return 1
         made = self.peak // self.slab_bytes

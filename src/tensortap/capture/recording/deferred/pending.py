@@ -167,7 +167,7 @@ class PendingRows:
         return np.concatenate(steps)
 
     def _join_natively(self, unchanged: Any) -> Any:
-        """Return what `_numbers` and `_tensor_numbers` return, by column; None if the rows are not those of C code."""
+        """Return the numbers of rows and tensors by column; None if the rows are not those of C code."""
         steps = [rows.entries for _, rows in self._joined()]
         if isinstance(steps[0], DeviceEntries) or (native := native_classes.load()) is None:
             return None

@@ -65,7 +65,7 @@ class ReadSlot:
         # Both are only ever set, so that no thread undoes what another found.
         self._unchanged = False
         self.changed = False
-        """Whether its tensors change, or may change: they are then always read at once."""
+        """Whether the slot's tensors change, or may change: they are then always read at once."""
         self.later_until = 0
         """The recorded step before which `when` is known to return "later", unless `changed` is set."""
         self.safe_delay = sys.maxsize

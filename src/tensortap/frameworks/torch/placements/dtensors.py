@@ -16,7 +16,7 @@ __all__ = ["axis_names", "origins_of", "spec_of", "spec_placement"]
 
 _REDUCTIONS = {"avg": "mean"}
 _DEPTH, _BREADTH = 32, 32
-"""How far back the graph is searched, and how many nodes at each distance."""
+"""Distance to which the graph is searched, and number of nodes at each distance."""
 
 
 def spec_of(tensor: torch.Tensor) -> Any | None:

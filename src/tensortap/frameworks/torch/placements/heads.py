@@ -8,7 +8,7 @@ __all__ = ["part_by_heads"]
 
 
 def part_by_heads(near: Placement, shape: tuple[int, ...]) -> Placement | None:
-    """Return where a tensor sits that has one dimension more than the shard it was computed from; None if unclear.
+    """Return the placement of a tensor with one dimension more than the shard it was computed from; None if unclear.
 
     A projection (batch, tokens, features) that is divided by features becomes (batch, heads, tokens, size of a head),
     and then, as weights of attention, (batch, heads, tokens, tokens). One or two dimensions, those that are neither the

@@ -22,7 +22,7 @@ class Setting:
     name: str
     reference: str
     candidate: str | None
-    """None if there is only one run."""
+    """The candidate's value; None if there is only one run."""
 
     @property
     def differs(self) -> bool:

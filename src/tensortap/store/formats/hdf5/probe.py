@@ -76,7 +76,7 @@ def find_damaged(paths: Sequence[Path]) -> list[Path]:
 
 
 def _walk(paths: Sequence[Path]) -> int:
-    """Return how many of the files, in order, were walked before one stopped the process."""
+    """Return the number of files, in order, that were walked before one stopped the process."""
     seconds = sum(_SECONDS + path.stat().st_size / _BYTES_A_SECOND for path in paths)
     given = json.dumps([sys.path, math.ceil(seconds)])
     command = [sys.executable, "-I", "-c", _LIMITS + _WALK, given, *(str(path.absolute()) for path in paths)]

@@ -138,7 +138,7 @@ class NpzArchive:
         return begin, self.files.view("", begin, member.file_size)
 
     def _begin(self, member: zipfile.ZipInfo) -> int:
-        """Return where the bytes of a member begin: after its local header, which has a variable length."""
+        """Return the offset of a member's bytes: after its local header, which has a variable length."""
         if not 0 <= member.header_offset <= self._size - _LOCAL.size:
             raise ValueError("the archive is cut off, or its directory is damaged")
         mark, name, extra = _LOCAL.unpack(self.files.read("", member.header_offset, _LOCAL.size))

@@ -34,7 +34,9 @@ _SLICES = "UnpackBigParamInfor@@"
 _DEEPEST = 64
 _MOST_TENSORS = 250_000
 _MOST_REPEATED = 16
-"""How many times its own size a file may hold in named tensors. More needs one array under many names."""
+"""Upper bound on the size of the named tensors of a file, as a multiple of its own size. More needs one array under
+many names.
+"""
 _FEW = 3
 
 
