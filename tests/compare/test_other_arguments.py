@@ -109,6 +109,37 @@ def test_numbers_that_a_caller_replaces_by_none(tmp_path: Path) -> None:
     assert "it passes a tensor to blocks.0 (input mask), and the reference passes None" in extra.sentence
 
 
+class Shifted(nn.Module):
+    """A model that passes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        return self.inner(x, shift=shift)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        return self.fc(x if shift is None else x + shift)
+
+
+def test_the_sentence_says_that_the_model_itself_was_given_an_input(tmp_path: Path) -> None:
+    for name, given in (("a", {}), ("b", {"shift": torch.linspace(0, 1, 8)})):
+        torch.manual_seed(0)
+        model = Shifted()
+        with tt.capture(model, tmp_path / name):
+            model(torch.ones(2, 8), **given).sum().backward()
+    for sides, side in (("ab", "candidate"), ("ba", "reference")):
+        result = tt.compare(*(tmp_path / name for name in sides))
+        assert result.sentence.endswith(f" The model itself was given shift in the {side} alone."), result.sentence
+
+
 def test_equal_calls_are_not_mentioned(tmp_path: Path) -> None:
     """The second block is called differently, but the first one is wrong on its own."""
     a = ran(tmp_path / "a", {1: {"is_causal": True}})

@@ -105,7 +105,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str, int, str]] = {
     "parameters": (
         {"change": started_elsewhere},
         *("blocks.0.fc1", "param", 0),
-        "The parameters already differed before the first step: blocks.0.fc1.weight and 2 more; it is off by",
+        "The parameters already differed before the first step: blocks.0.fc1.weight and 2 more; the first is off by",
     ),
     "data": (
         {"off": 0.01},

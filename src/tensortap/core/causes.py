@@ -269,7 +269,7 @@ CAUSES: dict[Cause, CauseWording] = {
     ),
     Cause.PARAMETER_AT_START: CauseWording(
         "wrong parameter at the start",
-        "The parameters already differed before {start}: {full}{more}; it {off}.",
+        "The parameters already differed before {start}: {full}{more}; {it} {off}.",
         _BEFORE,
         isolated_verdict=_ALREADY,
     ),
@@ -278,7 +278,7 @@ CAUSES: dict[Cause, CauseWording] = {
     ),
     Cause.BUFFER_AT_START: CauseWording(
         "wrong buffer at the start",
-        "The buffers already differed before {start}: {full}{more}; it {off}.",
+        "The buffers already differed before {start}: {full}{more}; {it} {off}.",
         _BEFORE,
         isolated_verdict=_BUFFER_ALREADY,
     ),
@@ -286,7 +286,7 @@ CAUSES: dict[Cause, CauseWording] = {
         "buffer changed by unrecorded code", _CHANGED, _BEFORE, isolated_verdict=_BUFFER_ALREADY
     ),
     Cause.CHECKPOINT: CauseWording(
-        "different value in a checkpoint", "The checkpoints differ in {full}{more}; it {off}.", _BEFORE
+        "different value in a checkpoint", "The checkpoints differ in {full}{more}; {it} {off}.", _BEFORE
     ),
     Cause.OPTIMIZER: CauseWording(
         "wrong parameter after the optimizer",

@@ -35,6 +35,7 @@ __all__ = [
 _FEW, _MOST_ATTRIBUTES = 3, 3
 _OF_PARAMETERS = ("param", "param_grad", "step_grad")
 _OF_CONTAINERS = {Cause.OUTPUT, Cause.CONTAINER_CODE, Cause.HANDED_ON, Cause.CONTAINER_BACKWARD}
+_ONE_SIDED_INPUTS = {Cause.LOST_INPUT, Cause.EXTRA_INPUT}
 _OF_MODULES = {
     Cause.OUTPUT,
     Cause.OUTPUT_ON_UNKNOWN_INPUTS,
@@ -82,13 +83,14 @@ def describe_class(first: Finding, matched: Matched) -> str:
 
 def describe_given(first: Finding, matched: Matched) -> str:
     """Return a further sentence if the model itself was given a tensor on one side alone, which the module that is
-    named lacks."""
-    wanted = {each.path for each in first.arguments}
+    named lacks, or which the code that is named passes."""
+    passed = first.cause in _ONE_SIDED_INPUTS
+    wanted = {each.path for each in first.arguments} | ({first.key.path} if passed else set())
     sides = (
         ("reference", matched.reference, matched.alignment.only_reference),
         ("candidate", matched.candidate, matched.alignment.only_candidate),
     )
-    for name, side, rows in sides if wanted and first.module else ():
+    for name, side, rows in sides if wanted and (first.module or passed) else ():
         given = rows[side.kind.among(("input",))[rows] & side.module.among(("",))[rows]]
         found = [path for path in dict.fromkeys(side.path[row] for row in given.tolist()) if path in wanted]
         if found:

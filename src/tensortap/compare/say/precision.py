@@ -58,7 +58,7 @@ def _value(finding: Finding) -> str:
         return f"{'the' if of else 'its'} {key.kind} {key.path}{of}"
     if key.kind == "grad_output":
         return f"the gradient that it sends back to {display_name(key.module)} (grad_output {key.path})"
-    return f"what it hands to {display_name(key.module)} (input {key.path})"
+    return f"what it passes to {display_name(key.module)} (input {key.path})"
 
 
 def describe_truth(truth: TruthErrors | None) -> str:

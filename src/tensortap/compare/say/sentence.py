@@ -88,6 +88,7 @@ def describe_divergence(
         "forward": forward,
         "but_in": f"{forward}, but in {where}" if forward else f"In {where}",
         "more": f" and {others:,} more" if others else "",
+        "it": "the first" if others else "it",
         "start": f"step {first.key.step}, the first that takes part" if first.key.step else "the first step",
         "cut_by": f": {display_name(first.module)} cuts it off" if first.container is not None else "",
         "elsewhere": elsewhere if first.counterpart is not None else "",
