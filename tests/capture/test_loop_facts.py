@@ -271,6 +271,18 @@ def test_every_gradient_is_recorded_without_param_grad(loop: Loop) -> None:
     assert (tap.run.loop().value("step_grad", 0, "0") or {})["absent"] == "no gradient"
 
 
+def test_an_optimizer_of_another_copy_of_the_model_is_reported() -> None:
+    ours, other = Loop("torch"), Loop("torch")
+    with tt.capture(ours.model, optimizer=other.optimizer) as tap:
+        ours.backward()
+        other.optimizer.step()
+    expected = "rank 0: optimizer 0 holds no parameter of the model: the gradients that it uses were not recorded"
+    assert tap.run.notices == [expected]
+    with tt.capture(ours.model, optimizer=ours.optimizer) as tap:
+        ours.step()
+    assert tap.run.notices == []
+
+
 def test_step_grad_needs_an_optimizer(torch_loop: Loop) -> None:
     with pytest.raises(UsageError, match=r"step_grad .* pass optimizer="):
         tt.capture(torch_loop.model, kinds=("output", "step_grad"))

@@ -19,7 +19,7 @@ from trained_runs import KINDS, Change, Net, does, train
 import tensortap as tt
 from tensortap.compare import matching
 from tensortap.core.causes import CAUSES, Cause
-from tensortap.core.records import Comparison, Key
+from tensortap.core.records import Comparison, Key, display_name
 from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown
 from tensortap.report.html.data.pairs import PairsData
 
@@ -155,6 +155,8 @@ def test_a_mistake_is_named_where_it_was_made(runs: Runs, mistake: str, keep: st
     first = result.first
     assert first is not None
     assert (result.verdict, first.module, first.key.kind, first.key.step) == ("diverged", module, kind, step)
+    assert str(first).startswith(display_name(module))
+    assert str(first.key) in str(first)
     assert said.format(about="about " if keep == "summary" else "") in str(result)
     assert result.births[0] is first
 

@@ -128,7 +128,9 @@ class Tap(Observer):
             kinds = self._selection.kinds
             self._uncounted = UncountedSteps(self._framework, self._tree, self._clock, self._book, kinds)
             loop_fact = self._run.writer.loop_fact
-            self._loop = LoopBook(self._framework, lambda: watcher.tree, self._clock, loop_fact, [*kinds])
+            self._loop = LoopBook(
+                self._framework, lambda: watcher.tree, self._clock, loop_fact, [*kinds], self._book.notice
+            )
             watcher.destination = replace(
                 self._run.destination,
                 step_begins=self._loop.step_begins,

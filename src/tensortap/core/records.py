@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.core.causes import CAUSES
 from tensortap.core.presentation import reports
 from tensortap.core.statistics import STORED
 
@@ -342,6 +344,11 @@ class Finding:
     """The axis and ranks that are to blame, if the cause is one of parallel layouts."""
     operator: OperatorPlace | None = None
     """The operator in the module's code at which it begins, if both sides recorded operators."""
+
+    def __str__(self) -> str:
+        name = display_name(self.module) + (f" ({self.cls})" if self.cls and self.container is None else "")
+        off = "" if math.isnan(self.rel_l2) else f", off by {self.rel_l2:.2g}"
+        return f"{name}: {CAUSES[self.cause].label}, {self.key}{off}"
 
     @property
     def module(self) -> str:

@@ -49,13 +49,15 @@ class LoopBook:
         clock: Clock,
         write: Callable[[int, str, str, Mapping[str, Any]], None],
         kinds: Sequence[str],
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tree` returns the modules, which may change."""
+        """`tree` returns the modules, which may change. `notice` takes notices about the run."""
         self._framework = framework
         self._tree = tree
         self._clock = clock
         self._write = write
         self._kinds = frozenset(kinds)
+        self._notice = notice
         self._last: dict[tuple[str, str], Any] = {}
         self._random = RandomStates(framework)
         self._attributes = Attributes(framework, self._note_attributes)
@@ -148,6 +150,11 @@ class LoopBook:
                     names.setdefault(id(tensor), full_name)
             known = [names[each] for each in members if each in names]
             self._note("parameters", of, {"names": known, "others": len(members) - len(known)})
+        held = {each for place in range(len(groups)) for each in self._members[f"{name}.{place}"]}
+        if names is not None and held and not held & names.keys():
+            self._notice(
+                f"optimizer {name} holds no parameter of the model: the gradients that it uses were not recorded"
+            )
 
     def _record_gradients(
         self, framework: OptimizerSteps, gradients: Gradients, name: str, groups: Sequence[ParameterGroup]
