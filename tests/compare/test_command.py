@@ -253,7 +253,7 @@ def test_a_torn_index_is_compared_as_far_as_it_goes(capsys: Capsys, runs: Path, 
     assert any("candidate: rank 0: " in note and "cut off" in note for note in result.notes)
     ended = compare(capsys, runs / "long", runs / "torn")
     assert ended.code == (0 if left else 3)
-    assert f"{left} records before it are intact" in ended.out
+    assert f"{left} records before them are intact" in ended.out
 
 
 def test_an_unfinished_run_is_reported(capsys: Capsys, runs: Path) -> None:
