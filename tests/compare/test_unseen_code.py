@@ -193,6 +193,35 @@ def test_a_product_of_short_numbers_is_rounded_to_their_dtype(keep: str) -> None
     assert wrong.first is not None and wrong.first.module == "1", wrong.sentence
 
 
+class Tied(nn.Module):
+    """Words come from the matrix by which logits are made."""
+
+    def __init__(self, by: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(32, 32), nn.LayerNorm(32), Product(by)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(tokens)))
+
+
+def test_a_tied_parameter_has_the_short_products_of_all_that_use_it() -> None:
+    def train(by: float, watch: Callable[[nn.Module], Any]) -> Any:
+        torch.manual_seed(0)
+        model, tokens = Tied(by), torch.randint(32, (4, 16))
+        with watch(model) as watching, torch.autocast("cpu", torch.bfloat16):
+            F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten()).backward()
+        return watching
+
+    kinds = ("input", "output", "grad_output", "grad_input", "param_grad")
+    run = train(0.0, lambda model: tt.capture(model, keep="tensors", kinds=kinds)).run
+    right = train(5e-3, lambda model: tt.check(model, run)).result
+    assert right.verdict == "match", right.sentence
+    assert any(row["rule"] == unseen.SHORT_PRODUCT for row in right.rows)
+    wrong = train(2e-2, lambda model: tt.check(model, run)).result
+    assert wrong.first is not None and wrong.first.module in ("embed", "head"), wrong.sentence
+
+
 class Scan(nn.Module):
     """A container with a parameter of its own, whose gradient sums over time and over positions."""
 

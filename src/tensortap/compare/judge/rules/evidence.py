@@ -16,7 +16,7 @@ from tensortap.compare.judge.rules.margins import CANCELS, SHORT
 from tensortap.compare.judge.rules.optimizer_gradients import OptimizerGradients
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
-from tensortap.compare.judge.structure import Ints, Structure
+from tensortap.compare.judge.structure import CallRows, Ints, Structure
 
 __all__ = ["Evidence", "JudgedPair"]
 
@@ -314,16 +314,23 @@ class JudgedPair:
         return bool(call.children)
 
     @property
+    def tied_calls(self) -> list[CallRows]:
+        """Calls of other modules whose share the gradient of a tied parameter has, in an isolated check."""
+        structure, isolated = self.evidence.structure, self.evidence.pairs.isolated
+        if self.kind != "param_grad" or isolated is None:
+            return []
+        scope, module = structure.scope[self.row], structure.module[self.row]
+        users = [user for user, owners in isolated.tied.items() if module in owners]
+        return [call for user in users for call in structure.calls_of_module.get((scope, user), ())]
+
+    @property
     def rows_of_its_code(self) -> list[int]:
         """Rows of the calls whose code made it, of the modules that these call, and of users of a tied parameter."""
-        structure, isolated = self.evidence.structure, self.evidence.pairs.isolated
+        structure = self.evidence.structure
         calls = list(structure.made_in(self.row))
         if (own := structure.call_of(self.row)) is not None:
             calls.append(own)
-        if self.kind == "param_grad" and isolated is not None:
-            scope, module = structure.scope[self.row], structure.module[self.row]
-            users = [user for user, owners in isolated.tied.items() if module in owners]
-            calls += [call for user in users for call in structure.calls_of_module.get((scope, user), ())]
+        calls += self.tied_calls
         for call in calls:  # and those inside, as the list grows
             calls += call.children
         return [row for call in calls for rows in call.rows.values() for row in rows]

@@ -175,14 +175,16 @@ def _statistics_inside(pair: JudgedPair) -> float:
 def _short_product(pair: JudgedPair) -> float:
     """Under autocast, the gradient of a matrix is a product of short numbers that is rounded to their dtype, and then
     kept in a longer one. A module whose output is short casts its input to that dtype, if it is longer. Convolutions
-    sum several products, each of which is rounded."""
+    sum several products, each of which is rounded. A tied parameter has the products of all that use it."""
     if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT or pair.policy.noise is not None:
         return 0.0
     evidence = pair.evidence
-    given, activations = pair.sources_of("grad_output"), pair.sources_of("input")
-    if not given or not any(evidence.base[source] > 0 for source in activations) or pair.is_made_by_container:
+    uses = [(pair.sources_of("grad_output"), pair.sources_of("input"))]
+    uses += [(call.of("grad_output"), call.of("input")) for call in pair.tied_calls]
+    products = [given for given, inputs in uses if given and any(evidence.base[row] > 0 for row in inputs)]
+    if not products or pair.is_made_by_container:
         return 0.0
-    short = min(evidence.base[source] for source in given)
+    short = max(min(evidence.base[row] for row in given) for given in products)
     several = _OF_TWO_SIDES if evidence.pairs.dimensions[pair.row] > 2 else 1.0
     return several * short if short >= SHORT else 0.0
 
