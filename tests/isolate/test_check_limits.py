@@ -384,3 +384,32 @@ def test_other_micro_batches_cannot_be_checked(tmp_path: Path) -> None:
     assert result.verdict == "incomparable" and result.first is None
     assert "splits step 0 into 2 micro batches and the model into 1" in result.sentence
     assert train(2, lambda model: tt.check(model, tmp_path / "two")).result.verdict == "match"
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths, packed for a recurrent layer."""
+
+    def __init__(self, skip: int = 0) -> None:
+        super().__init__()
+        self.cells, self.head, self.skip = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 8), skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = torch.tensor([5, 4 - self.skip, 4, 3])
+        packed = nn.utils.rnn.pack_padded_sequence(x[:, :5], lengths, batch_first=True, enforce_sorted=False)
+        made, _ = nn.utils.rnn.pad_packed_sequence(self.cells(packed)[0], batch_first=True, total_length=5)
+        return self.head(made)
+
+
+def test_lengths_stay_with_a_tensor_of_another_shape(run_path: Path) -> None:
+    def train(net: nn.Module) -> None:
+        net(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(2))).square().sum().backward()
+
+    def packed(skip: int) -> Packed:
+        torch.manual_seed(0)
+        return Packed(skip)
+
+    with tt.capture(net := packed(0), run_path, keep="tensors", kinds=KINDS):
+        train(net)
+    with tt.check(net := packed(1), run_path) as check:
+        train(net)
+    assert check.result.first is not None and check.result.first.module == "", check.result.sentence

@@ -27,6 +27,7 @@ from tensortap.capture.watching.flatten import Opened, open_arguments, open_valu
 from tensortap.capture.watching.swap import Swap, swapped
 from tensortap.capture.watching.watcher import Watcher
 from tensortap.compare.measure.masks import in_convention_of
+from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.records import Key
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import GradientReplacer, Substitution
@@ -38,6 +39,8 @@ from tensortap.isolate.reference import Counterpart, ReferenceRecords
 __all__ = ["Isolator"]
 
 _GRADIENT_OF = {"input": "grad_input", "output": "grad_output"}
+_WHOLE = "iub"
+"""NumPy's kinds of dtypes whose numbers count or select elements."""
 _DIFFERENTIATED = (
     "a backward ran with create_graph=True: gradients were compared there, but not replaced by the reference's"
 )
@@ -208,15 +211,26 @@ class Isolator(Watcher):
         """Return a substitute for each tensor, or the tensor itself if the reference has none of its shape.
 
         Those that autograd does not reach are noted. `differentiable`: whether it should.
+        Whole numbers may be lengths or indexes of another tensor. If that one has another shape, they stay with it.
         """
         # An input that a module returns unchanged is its caller's own tensor: the module did not compute it.
         unchanged = {id(i.substitute): i for i in inputs if self._framework.version(i.substitute) == i.version}
         found: dict[tuple[int, int], _Replacement] = {}
         tensors = []
-        for path, tensor in opened.tensors:
-            key = Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
-            counterpart = self._reference.get(key)
+        keys = [
+            Key(self._clock.step, call.micro, "forward", site.name, call.number, kind, path)
+            for path, _ in opened.tensors
+        ]
+        counterparts = [self._reference.get(key) for key in keys]
+        reshaped = any(
+            counterpart is not None and counterpart.shape != tuple(tensor.shape)
+            for counterpart, (_, tensor) in zip(counterparts, opened.tensors, strict=True)
+        )
+        for key, counterpart, (_, tensor) in zip(keys, counterparts, opened.tensors, strict=True):
             if counterpart is None or counterpart.location is None or counterpart.shape != tuple(tensor.shape):
+                tensors.append(tensor)
+                continue
+            if reshaped and numpy_dtype(counterpart.dtype).kind in _WHOLE:
                 tensors.append(tensor)
                 continue
             # A tensor passed twice stays one: modules test for it, and its gradient is the sum of both uses.
