@@ -17,6 +17,7 @@ from tensortap.compare.measure.choices import (
     ChangedChoice,
     better_explained,
     changed_choice,
+    changed_codes,
     error_without_tokens,
     holds_scores,
 )
@@ -72,6 +73,8 @@ class LiveChoices:
             own = seen.key.kind == key.kind == "output" and seen.key[3:5] == key[3:5]
             used = seen.theirs if own else seen.ours.astype(seen.theirs.dtype)
             found = better_explained(found, changed_choice((ours, theirs), (seen.ours, used)))
+        if found is None and key.kind == "output" and 1 < max(ours.max(), theirs.max()) < ours.size:
+            found = changed_codes(ours, theirs)
         if found is None:
             return
         self.changed[row] = found
@@ -100,7 +103,15 @@ class LiveChoiceReader:
         return True
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None:
-        return self._changed.get(self._rows[pair])
+        found = self._changed.get(self._rows[pair])
+        return None if found is None or found.of_codes else found
+
+    def may_be_code(self, pair: int) -> bool:
+        return self.compare_codes(pair) is not None
+
+    def compare_codes(self, pair: int) -> ChangedChoice | None:
+        found = self._changed.get(self._rows[pair])
+        return found if found is not None and found.of_codes else None
 
     def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None:
         return None  # the scores are the reference's

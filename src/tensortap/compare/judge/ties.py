@@ -16,8 +16,8 @@ from tensortap.compare.measure.choices import ChangedChoice
 __all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]
 
 TIE = "few tokens chose another expert, whose score is tied"
-TIE_UNKNOWN = "few tokens chose another expert; whether their scores are tied is not known"
-FOLLOWS_TIE = "it depends on tokens that chose another expert"
+TIE_UNKNOWN = "few tokens chose another expert or code; whether their scores are tied is not known"
+FOLLOWS_TIE = "it depends on tokens that chose another expert or code"
 _FEW, _TIMES, _RARE = 4, 4.0, 2.0**-6
 """Tokens that may choose another expert whatever the scores; per error of these, expert and token; and the number of
 ties below which rounding decides none at all."""
@@ -71,12 +71,10 @@ class Ties:
             return None
         if not reader.may_be_choice(row):
             return None
-        call = structure.call_of(row)
-        own = call.of("output") if call is not None and structure.kind[row] == "output" else []
-        scores = [each for each in dict.fromkeys([*own, *sources]) if each < row and self._is_right(each)]
+        scores = self._scores(row, sources)
         choice = reader.compare(row, scores)
         if choice is None:
-            return None
+            return self._status_of_code(row, sources)
         if choice.tied is False or self._are_ties_rare(choice):
             self.mistaken.add(row)
             return None
@@ -85,6 +83,35 @@ class Ties:
         self.choices[row] = choice
         self.add(row, choice)
         return ("close", TIE) if choice.tied else ("unjudged", TIE_UNKNOWN)
+
+    def _scores(self, row: int, sources: Sequence[int]) -> list[int]:
+        """Return the rows that a choice may have been made from."""
+        structure = self._evidence.structure
+        call = structure.call_of(row)
+        own = call.of("output") if call is not None and structure.kind[row] == "output" else []
+        return [each for each in dict.fromkeys([*own, *sources]) if each < row and self._is_right(each)]
+
+    def _status_of_code(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
+        """Return status and rule of an output that says which code of a book each token is nearest to, as in vector
+        quantization; None if what it was made from is too exact for rounding to decide that much.
+
+        No record has the distances, so that nothing is allowed beyond what the error of the tokens may change.
+        """
+        evidence, reader = self._evidence, self._evidence.pairs.choices
+        if reader is None or evidence.structure.kind[row] != "output":
+            return None
+        isolated = evidence.pairs.isolated  # there, only a cast moves a token
+        given = [each for each in sources if evidence.base[each] > 0 and self._is_right(each)]
+        given = [each for each in given if isolated is None or isolated.cast[each]]
+        choice = reader.compare_codes(row) if given else None
+        if choice is None:
+            return None
+        most = self._most(choice, given) - _FEW
+        if most < _RARE or choice.changed > max(1.0, most):
+            return None
+        self.choices[row] = choice
+        self.add(row, choice)
+        return "unjudged", TIE_UNKNOWN
 
     def status_of_follower(self, row: int, sources: Sequence[int], tolerance: float) -> tuple[str, str] | None:
         """Return status and rule of a row that is off by too much and depends on a changed choice; else None."""
@@ -195,8 +222,12 @@ class Ties:
         for each in call.of(kind):
             if each in self.choices or reader is None or pairs.equal[each] or not pairs.error[each]:
                 continue
-            if reader.may_be_choice(each) and (reader.knows_tokens(each) or shown):
-                self.status_of_choice(each, self._evidence.structure.sources(each))
+            if not reader.may_be_choice(each):
+                continue
+            sources = self._evidence.structure.sources(each)
+            is_code = reader.may_be_code(each) and reader.compare(each, self._scores(each, sources)) is None
+            if reader.knows_tokens(each) or shown or is_code:
+                self.status_of_choice(each, sources)
         return next((self._of[each] for each in call.of(kind) if each in self.choices), None)
 
     def add(self, row: int, choice: ChangedChoice) -> None:

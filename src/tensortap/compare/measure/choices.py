@@ -24,6 +24,7 @@ __all__ = [
     "ChoiceSource",
     "better_explained",
     "changed_choice",
+    "changed_codes",
     "error_without_tokens",
     "holds_scores",
 ]
@@ -52,6 +53,8 @@ class ChangedChoice:
     """Whether all of them chose the same experts in another order."""
     moved: float | None = None
     """By how much the scores differ, if the choices follow them and nothing random."""
+    of_codes: bool = False
+    """Whether codes of a book were chosen, by distances that were not recorded."""
 
 
 def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) -> ChangedChoice | None:
@@ -62,6 +65,13 @@ def changed_choice(choices: tuple[Array, Array], scores: tuple[Array, Array]) ->
     if choices[0].ndim == 1:
         return _changed_order(choices, scores)
     return _compared(choices, scores)
+
+
+def changed_codes(ours: Array, theirs: Array) -> ChangedChoice:
+    """Compare the numbers of codes that tokens took, one each."""
+    which = tuple(np.flatnonzero(ours.reshape(-1) != theirs.reshape(-1)).tolist())
+    codes = int(max(ours.max(), theirs.max())) + 1
+    return ChangedChoice(ours.size, len(which), None, which, codes, of_codes=True)
 
 
 def _compared(
@@ -191,14 +201,29 @@ def error_without_tokens(
 ) -> float | None:
     """Return the relative error of a pair without the tokens whose choice changed; None if it is not known."""
     leading = next((n for n in range(1, len(shape)) if np.prod(shape[:n]) == choice.tokens), 0)
-    by_head = len(shape) == 4 and shape[0] * shape[2] == choice.tokens  # as the weights of an attention
-    if not (leading or by_head) or choice.which is None or len(choice.which) == choice.tokens:
+    moved: list[Callable[[Array], Array]] = [np.asarray] if leading else []
+    if len(shape) == 4 and shape[0] * shape[2] == choice.tokens:
+        moved.append(lambda array: np.swapaxes(array, 1, 2))  # as the weights of an attention
+    if len(shape) > 2 and shape[0] * np.prod(shape[2:]) == choice.tokens:
+        moved.append(lambda array: np.moveaxis(array, 1, -1))  # channels first, as of an image
+    if not moved or choice.which is None or len(choice.which) == choice.tokens:
         return None
-    given = arrays() if leading else (np.swapaxes(array, 1, 2) for array in arrays())
-    flat = (array.reshape(choice.tokens, -1).astype(np.float64) for array in given)
-    ours, theirs = (np.delete(array, list(choice.which), axis=0) for array in flat)
+    given = arrays()
+    found = [_error_without(choice, *map(move, given)) for move in moved]
+    return min((error for error in found if error is not None), default=None)
+
+
+def _error_without(choice: ChangedChoice, ours: Array, theirs: Array) -> float | None:
+    flat = (array.reshape(choice.tokens, -1).astype(np.float64) for array in (ours, theirs))
+    ours, theirs = (np.delete(array, list(choice.which or ()), axis=0) for array in flat)
     size = float(np.linalg.norm(ours))
     return difference(ours, theirs).difference.l2 / size if size else None
+
+
+def _changed_by(apart: float, experts: int, tokens: int) -> int | None:
+    """Return about how many choices changed, from the norm of their difference: the distance of two random experts is
+    known."""
+    return min(tokens, max(1, round(apart**2 / (experts * (experts + 1) / 6)))) if np.isfinite(apart) else None
 
 
 class ChoiceSource(Protocol):
@@ -209,6 +234,10 @@ class ChoiceSource(Protocol):
     def knows_tokens(self, pair: int) -> bool: ...
 
     def compare(self, pair: int, scores: Sequence[int]) -> ChangedChoice | None: ...
+
+    def may_be_code(self, pair: int) -> bool: ...
+
+    def compare_codes(self, pair: int) -> ChangedChoice | None: ...
 
     def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None: ...
 
@@ -267,6 +296,20 @@ class ChoiceReader:
             return replace(found, tied=None, moved=None)
         return found
 
+    def may_be_code(self, pair: int) -> bool:
+        """Whether each number of a pair may be that of a code: there are several, and fewer than numbers."""
+        return 1 < self._largest(pair) < int(np.prod(self._shape(pair)))
+
+    def compare_codes(self, pair: int) -> ChangedChoice | None:
+        """Return how numbers of codes differ, one for each token; None if these are none."""
+        if not self.may_be_code(pair):
+            return None
+        if self._kept(pair):
+            return changed_codes(*self._arrays(pair))
+        tokens, codes = int(np.prod(self._shape(pair))), self._largest(pair) + 1
+        changed = _changed_by(float(self._distance[pair]), codes, tokens)
+        return None if changed is None else ChangedChoice(tokens, changed, None, None, codes, of_codes=True)
+
     def compare_routed(self, experts: Mapping[int, int], scores: int, given: Sequence[int]) -> ChangedChoice | None:
         """Return how choices differ that show in what experts are given.
 
@@ -308,12 +351,9 @@ class ChoiceReader:
         if len(self._shape(pair)) == 1:
             ours, theirs = float(self._reference.l2[self._left[pair]]), float(self._candidate.l2[self._right[pair]])
             return ChangedChoice(int(np.prod(scores[:-1])), 1, None, None, scores[-1]) if ours == theirs else None
-        if not np.isfinite(apart):
-            return None
-        shape = self._shape(pair)
-        tokens = int(np.prod(shape[:-1]))
-        changed = max(1, round(apart**2 / (experts * (experts + 1) / 6)))
-        return ChangedChoice(tokens, min(tokens, changed), None, None, experts)
+        tokens = int(np.prod(self._shape(pair)[:-1]))
+        changed = _changed_by(apart, experts, tokens)
+        return None if changed is None else ChangedChoice(tokens, changed, None, None, experts)
 
     def _largest(self, pair: int) -> int:
         sides = (self._reference, int(self._left[pair])), (self._candidate, int(self._right[pair]))

@@ -116,7 +116,8 @@ def _choices(matched: Matched, judgement: Judgement) -> list[str]:
         about = "" if choice.which is not None else "about "
         scores = "their scores differed by less than rounding" if tied else "whether their scores are tied is not known"
         advice = "" if choice.which is not None else '; capture with keep="tensors"'
-        what = "chose their experts in another order" if choice.reordered else "chose another expert"
+        chosen = "chose another code" if choice.of_codes else "chose another expert"
+        what = "chose their experts in another order" if choice.reordered else chosen
         which = f"{about}{choice.changed:,} of {choice.tokens:,} token{'s' * (choice.tokens > 1)}"
         lines.append(f"{which} {what} ({key}); {scores}{advice}")
     if times := count_unjudged_by_ties(judgement):

@@ -429,8 +429,8 @@ def ways_to_tell(checked: bool, several_steps: bool, short: bool) -> str:
 
 
 def describe_open_ties(pairs: int, ways: str, rest: str) -> str:
-    """Say that the verdict is open, because tokens chose other experts and pairs depend on them."""
-    which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert"
+    """Say that the verdict is open, because tokens chose other experts or codes and pairs depend on them."""
+    which = f"{pairs:,} pair{'s depend' if pairs > 1 else ' depends'} on tokens that chose another expert or code"
     return describe_open(which, ways, rest)
 
 
