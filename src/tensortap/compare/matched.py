@@ -124,6 +124,13 @@ class Matched:
         found = self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call))
         return any(not each.may_compute_same for each in found)
 
+    def is_orthogonalized(self, pair: int) -> bool:
+        """Whether the optimizer makes the steps of a pair of parameters orthogonal."""
+        if not (names := self.settings.loop.orthogonalized):
+            return False
+        key = self.reference.key(int(self.alignment.reference[pair]))
+        return full_name(key.module, key.path) in names
+
     def levels(self) -> Levels:
         """Return how certain each pair is."""
         if self.plan is None:

@@ -31,6 +31,8 @@ _ALGORITHMS = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS"
 _ALGORITHMS |= {"RAdam", "RMSProp", "RMSprop", "Rprop", "SGD"}
 """Classes of torch and paddle whose names say what they compute. A class of another name, as of a library with fused
 kernels, may compute the same as any of them."""
+_ORTHOGONAL = "muon"
+"""What the names of optimizers have in common whose steps are orthogonal matrices."""
 
 
 class LoopDifference(NamedTuple):
@@ -95,6 +97,18 @@ class LoopDifferences:
         names = [name for each in self.optimizer if each.fact == "frozen" for name in each.parameters]
         owners = {name.rpartition(".")[0] for name in names}
         return frozenset(owners.union(*(_around(owner) for owner in owners)))
+
+    @cached_property
+    def orthogonalized(self) -> frozenset[str]:
+        """The reference's parameters whose steps an optimizer makes orthogonal, in bfloat16, as Muon does."""
+        names: set[str] = set()
+        for of in self._ours.subjects("parameters"):
+            for step in self._steps[:1]:
+                optimizer = self._ours.value("optimizer", step, of.rpartition(".")[0]) or {}
+                settings = self._ours.value("group", step, of) or {}
+                if _ORTHOGONAL in str(optimizer.get("class", "")).lower() and settings.get("use_muon", True):
+                    names.update((self._ours.value("parameters", step, of) or {}).get("names") or ())
+        return frozenset(names)
 
     @cached_property
     def random(self) -> dict[str, int]:

@@ -36,12 +36,15 @@ from tensortap.compare.judge.rules.margins import (
     MOST_ASSUMED,
     MOST_CANCELLED,
     NEGLIGIBLE,
+    ORTHOGONAL_FLOOR,
+    ORTHOGONALIZED,
     PARTLY_CANCELS,
     ROUNDED_APART,
     SHARE_ROUNDED_APART,
     SHORT,
     SYSTEMATIC,
 )
+from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
@@ -425,6 +428,8 @@ def _magnified_noise(pair: JudgedPair) -> float:
         return 0.0
     noise = evidence.optimizer.noise(pair.row, pair.sources)
     share = _noise_of_vector(pair, noise) if pair.is_vector else min(1.0, _noise_of_matrix(pair, noise))
+    if evidence.pairs.is_orthogonalized(pair.row):
+        share = max(share, _noise_of_orthogonal_step(pair))
     if not pair.sources_of("step_grad"):  # they may have been clipped, and all of them by another norm
         share = max(share, min(1.0, 2 * evidence.optimizer.error_of_norms(pair.row)))
     return share * evidence.step_size(pair.row)
@@ -441,6 +446,15 @@ def _noise_of_matrix(pair: JudgedPair, noise: float) -> float:
     if pair.sources_of("step_grad", "param_grad") and share is not None:
         return float(max(2 * noise**0.5, MAGNIFIED * share))
     return float((FLIPPED_UNEVEN if gradients.are_uneven(step) else FLIPPED) * noise**0.5)
+
+
+def _noise_of_orthogonal_step(pair: JudgedPair) -> float:
+    """Some optimizers multiply all singular values of a gradient, or of its moment, until they are about 1. They do so
+    in bfloat16, so that any noise which rounds an element to the other side grows with the small ones. So does that of
+    other kernels, if the gradients are equal."""
+    evidence = pair.evidence
+    noise = evidence.optimizer.so_far(pair.row).worst_error(evidence.structure.scope[pair.row][1])
+    return float(min(2.0, max(ORTHOGONAL_FLOOR, ORTHOGONALIZED * (EPSILON["bfloat16"] * noise) ** 0.5)))
 
 
 def _noise_of_vector(pair: JudgedPair, noise: float) -> float:

@@ -60,6 +60,11 @@ class GradientsSoFar:
             self._share = None if share is None or self._share is None else max(self._share, share)
         return self._share
 
+    def worst_error(self, step: int) -> float:
+        """Return the worst error of these gradients up to a step."""
+        errors = [self.evidence.error[row] for row, at in zip(self.rows, self.steps, strict=True) if at <= step]
+        return max((error for error in errors if error < float("inf")), default=0.0)
+
     def are_uneven(self, step: int) -> bool:
         """Whether many elements of one of them are much smaller than the others, beside those that are zero."""
         while not self._is_uneven and self._checked < len(self.rows) and self.steps[self._checked] <= step:

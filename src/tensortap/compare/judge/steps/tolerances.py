@@ -120,8 +120,9 @@ class _ToleranceSetter:
             if pairs.keeps_gradients:  # one by one, few of them are read
                 found &= ~self._is(self.kinds, "param")
             parameters = np.flatnonzero(found & self._is(self.kinds, "param"))
-            differ = [pairs.is_set_differently(row) for row in chunk.rows[parameters].tolist()]
-            found[parameters[np.array(differ, bool)]] = False
+            rows = chunk.rows[parameters].tolist()
+            alone = [pairs.is_set_differently(row) or pairs.is_orthogonalized(row) for row in rows]
+            found[parameters[np.array(alone, bool)]] = False
         return found
 
     def _know_own(self, unknown: Bools, lacking: Bools) -> Bools:
