@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
+from tensortap.compare.judge.rules.unseen import MOVED_WITHIN_STEP
 
 
 def net() -> nn.Sequential:
@@ -55,6 +57,39 @@ def test_a_setting_that_acts_within_a_step_is_named() -> None:
     assert result.first.key.micro == 1
     assert "lr is 0.01 in the reference and 0.02 in the candidate" in result.sentence
     assert "Its parameters changed within the step" in result.sentence
+
+
+def test_noise_of_gradients_moves_parameters_within_a_step() -> None:
+    """What LBFGS makes of it before the next forward shows after the step."""
+
+    def noisy(gradient: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, gradient.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+        return gradient * (1 + 2.0**-18 * signs)
+
+    def loop(model: nn.Sequential, optimizer: Any, noise: bool, mistake: float = 1.0) -> None:
+        for parameter in model.parameters() if noise else ():
+            parameter.register_hook(noisy)
+        x, calls = torch.randn(8, 4, generator=torch.Generator().manual_seed(2)), 0
+
+        def closure() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            value = ((model(x) * (mistake if calls > 1 else 1.0) - x[:, :2]) ** 2).sum()
+            value.backward()
+            return value
+
+        optimizer.step(closure)
+
+    def lbfgs(model: nn.Module) -> Any:
+        return torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=12)
+
+    right = trained(partial(loop, noise=False), lbfgs)
+    found = tt.compare(right, trained(partial(loop, noise=True), lbfgs))
+    assert found.verdict == "match", found.sentence
+    assert any(row["rule"] == MOVED_WITHIN_STEP for row in found.rows)
+    wrong = tt.compare(right, trained(partial(loop, noise=True, mistake=1.01), lbfgs))
+    assert wrong.first is not None, wrong.sentence
 
 
 def test_accumulated_gradients_change_no_parameter_within_a_step() -> None:

@@ -124,6 +124,11 @@ class Matched:
         found = self.settings.loop.of_update(full_name(key.module, key.path), key.step - (not key.call))
         return any(not each.may_compute_same for each in found)
 
+    def moved_within_step(self, pair: int) -> bool:
+        """Whether the parameters of a pair's module changed between the micro steps of its step, before it was made."""
+        key = self.reference.key(int(self.alignment.reference[pair]))
+        return bool(key.micro) and self.settings.loop.moved_within_step(key.module, key.step, key.micro)
+
     def is_orthogonalized(self, pair: int) -> bool:
         """Whether the optimizer makes the steps of a pair of parameters orthogonal."""
         if not (names := self.settings.loop.orthogonalized):

@@ -75,6 +75,7 @@ def pairs_of(matched: Matched) -> Pairs:
         step_noise_of=step_noise_between(left, right, alignment),
         keeps_gradients=_keeps_gradients(left, right, alignment),
         is_set_differently=matched.is_set_differently,
+        moved_within_step=matched.moved_within_step,
         is_orthogonalized=matched.is_orthogonalized,
         choices=ChoiceReader(
             *(left, right, alignment, measures.l2_difference),

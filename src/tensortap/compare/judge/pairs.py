@@ -90,6 +90,8 @@ class Pairs:
     """The relative error if all elements are off by the least number of their dtype."""
     is_set_differently: Callable[[int], bool] = lambda pair: False
     """Whether the optimizers of the two sides are known to update a pair of parameters with other settings."""
+    moved_within_step: Callable[[int], bool] = lambda pair: False
+    """Whether the parameters of a pair's module changed between the micro steps of its step, before it was made."""
     is_orthogonalized: Callable[[int], bool] = lambda pair: False
     """Whether the optimizer makes the steps of a pair of parameters orthogonal, in bfloat16."""
     other_gelus: Collection[int] = ()

@@ -273,6 +273,12 @@ class JudgedPair:
         return len({paths[row] for row in self._own_parameters if dimensions[row] > 1})
 
     @property
+    def paths_of_parameters(self) -> set[str]:
+        """The paths of its module's own parameters, as far as these or their gradients were recorded."""
+        kinds, paths = self.evidence.structure.kind, self.evidence.structure.path
+        return {paths[row] for row in self._own_parameters if kinds[row] in ("param", "param_grad")}
+
+    @property
     def has_parameters(self) -> bool:
         """Whether its module has parameters of its own, as far as that was recorded."""
         return bool(self._own_parameters)

@@ -18,6 +18,7 @@ __all__ = [
     "EXPONENTS_OF_LOSS",
     "FITTED",
     "KINKS_INSIDE",
+    "MOVED_WITHIN_STEP",
     "OWN_SUMS",
     "SATURATED",
     "SHORT_INSIDE",
@@ -44,6 +45,7 @@ UNDERFLOWS = "its numbers are below the least one of a dtype, and become zero th
 FITTED = "little is left of a loss whose targets are met, and rounding of the outputs is much of it"
 UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides the steps of these"
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
+MOVED_WITHIN_STEP = "error of parameters that changed within the step, after they were recorded"
 SATURATED = "error that came in, of large numbers that code takes bounded functions of"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
@@ -300,6 +302,21 @@ def _saturated_code(pair: JudgedPair) -> float:
     return float(ENLARGED * distance / pair.l2)
 
 
+def _moved_within_step(pair: JudgedPair) -> float:
+    """An optimizer that calls the model again, as LBFGS, moves parameters between the forwards of a step. How far off
+    they are there was not recorded; after the step it was."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    if pair.kind not in ("output", "grad_input") or not evidence.pairs.moved_within_step(pair.row):
+        return 0.0
+    (rank, step, _), module = structure.scope[pair.row], structure.module[pair.row]
+    spots = [(rank, step, module, "param", path, 1) for path in sorted(pair.paths_of_parameters)]
+    after = [row for row in map(structure.state.get, spots) if row is not None]
+    if any(evidence.pairs.is_set_differently(row) for row in after):
+        return 0.0
+    errors = [evidence.error[row] for row in after]
+    return min(MOST_ASSUMED, pair.policy.passed_on(max((e for e in errors if e < float("inf")), default=0.0)))
+
+
 def _cancelled_scalar(pair: JudgedPair) -> float:
     """A loss inside the model may be a difference of large numbers, of which little is left if its targets are met. So
     may any other number that code makes of many, as the logarithm of a determinant."""
@@ -357,6 +374,7 @@ _AMOUNTS = (
     (CANCELLED_LOSS, _unrecorded_loss),
     (EXPONENTS_OF_LOSS, _exponentials_of_loss),
     (OWN_SUMS, _own_sums),
+    (MOVED_WITHIN_STEP, _moved_within_step),
     (SATURATED, lambda pair: min(MOST_ASSUMED, _saturated_code(pair))),
     (CANCELLED_LOSS, _cancelled_scalar),
     (CANCELLED_LOSS, _gradient_of_scalar),
