@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Renames, align
 from tensortap.compare.align.call_patterns import without_other_calls
+from tensortap.compare.align.loss_scales import with_one_loss_scale
 from tensortap.compare.align.moved_gradients import with_moved_gradients
 from tensortap.compare.align.operators import align_operators
 from tensortap.compare.align.side import Scope, Side, has_evaluation, has_operators
@@ -87,16 +88,18 @@ def match(
         alignment = joining.without_unjoined(left, right, alignment)
     release_unused()
     scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
+    scaled = with_one_loss_scale(left, right, alignment) if plan is None and not joining else []
     measures = prepare(left, right, alignment)
     fill_norms(measures, left, right, alignment)
     withdraw_other_parts(measures, left, right, alignment)
     withdraw_accumulated(measures, left, right, alignment)
     tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
-    for pair, measure in measure_repeated(left, right, alignment, repeated, tolerances):
+    for pair, measure in measure_repeated(left, right, alignment, [*repeated, *scaled], tolerances):
         measures.take(pair, measure)
     measures.limits |= {pair: REPEATED for pair in repeated if pair not in measures.differences}
-    open_pairs = _without(measures.open, repeated)
+    taken = [pair for pair in scaled if pair in measures.differences]
+    open_pairs = _without(measures.open, [*repeated, *taken])
     measure_masks(measures, left, right, alignment, open_pairs)
     open_pairs = _without(open_pairs, measures.masks)
     whole = left.kept[alignment.reference[open_pairs]] & right.kept[alignment.candidate[open_pairs]]
