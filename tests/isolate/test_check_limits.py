@@ -413,3 +413,56 @@ def test_lengths_stay_with_a_tensor_of_another_shape(run_path: Path) -> None:
     with tt.check(net := packed(1), run_path) as check:
         train(net)
     assert check.result.first is not None and check.result.first.module == "", check.result.sentence
+
+
+class Moves(nn.Module):
+    """States and positions: each layer changes both."""
+
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__()
+        self.message, self.weight, self.sign = nn.Linear(9, 8), nn.Linear(8, 1), sign
+
+    def forward(self, states: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        apart = x - x.mean(0)
+        message = torch.tanh(self.message(torch.cat([states, apart.square().sum(-1, keepdim=True)], -1)))
+        return states + message, x + self.sign * apart * self.weight(message)
+
+
+class Molecule(nn.Module):
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(4, 8), nn.Linear(8, 1)
+        self.layers = nn.ModuleList([Moves(), Moves(sign), Moves()])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self.embed(torch.arange(6) % 4)
+        for layer in self.layers:
+            states, x = layer(states, x)
+        return self.out(states).sum(), x
+
+
+def with_forces(net: nn.Module) -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    energy, moved = net(x)
+    (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+    (energy.square() + forces.square().mean() + moved.square().mean()).backward()
+
+
+def test_forces_raise_no_alarm_and_hide_no_wrong_layer(run_path: Path) -> None:
+    def molecule(sign: float = 1.0) -> Molecule:
+        torch.manual_seed(0)
+        return Molecule(sign)
+
+    nets = [molecule(), molecule(), molecule(-1)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    with tt.capture(nets[0], run_path, keep="tensors", kinds=(*KINDS, "step_grad"), optimizer=optimizers[0]):
+        with_forces(nets[0])
+        optimizers[0].step()
+    found = []
+    for net, optimizer in zip(nets[1:], optimizers[1:], strict=True):
+        with tt.check(net, run_path, optimizer=optimizer) as check:
+            with_forces(net)
+            optimizer.step()
+        found.append(check.result)
+    assert (found[0].verdict, found[0].first) == ("match", None), found[0].sentence
+    assert [birth.module for birth in found[1].births] == ["layers.1"], found[1].sentence

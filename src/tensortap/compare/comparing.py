@@ -28,7 +28,7 @@ from tensortap.compare.judge.one_sided import (
     find_missing_gradients,
     find_uncertain_modules,
 )
-from tensortap.compare.judge.other_backwards import rows_of_other_backwards, without_other_backwards
+from tensortap.compare.judge.other_backwards import OTHER_BACKWARDS, rows_of_other_backwards
 from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, calls_with_other_values
@@ -121,7 +121,7 @@ def open_comparison(
         pairs = replace(pairs, other_gelus=matched.other_gelus(structure))
         sides = matched.reference, matched.candidate, matched.alignment
         if parts := rows_of_other_backwards(*sides, structure, pairs.error):
-            pairs = without_other_backwards(pairs, parts)
+            pairs = pairs.as_equal(parts, OTHER_BACKWARDS)
             matched.measures.limits |= pairs.limits
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
 

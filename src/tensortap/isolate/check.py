@@ -286,6 +286,7 @@ class Check(Observer):
             outside=comparator.outside,
             tied=tied,
             holders=comparator.holders,
+            differentiated=comparator.differentiated,
         )
 
     # --- for noise ---------------------------------------------------------------------------------------------

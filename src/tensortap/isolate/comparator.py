@@ -67,6 +67,8 @@ class Comparator:
         """Row → the error of an optimizer's step that a gradient explains."""
         self.unpassed: set[int] = set()
         """Rows of gradients that differ where their module passes nothing on."""
+        self.differentiated: set[tuple[int, int]] = set()
+        """Steps and micro steps with a backward that was differentiated again."""
         self.choices = LiveChoices()
         self.other_gelus: set[int] = set()
         """Rows of outputs that one side computes by a GELU with erf and the other by one with tanh."""

@@ -16,6 +16,7 @@ from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.align.splits import other_micro_batches
+from tensortap.compare.judge.differentiated import DIFFERENTIATED, rows_of_differentiated
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Attributor, isolated_findings
 from tensortap.compare.judge.isolation import Isolation
@@ -120,6 +121,9 @@ def conclude_live(
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool), isolation.tied)
+        if split := rows_of_differentiated(pairs, structure, isolation.differentiated):
+            pairs = pairs.as_equal(split, DIFFERENTIATED)
+            measures.limits |= pairs.limits
         policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)

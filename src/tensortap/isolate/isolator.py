@@ -341,6 +341,7 @@ class Isolator(Watcher):
             return None
         if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again
             self._book.notice(_DIFFERENTIATED)
+            self._comparator.differentiated.add((of.step, of.micro))
             return None
         for each, _ in seen:
             self._comparator.mark_forced(each)

@@ -76,9 +76,7 @@ def rows_with_right_extremes(
 
 def with_right_extremes(pairs: Pairs, rows: set[int]) -> Pairs:
     """Return the pairs with these rows as if they were equal, but for what a limit says."""
-    error = pairs.error.copy()
-    error[list(rows)] = 0.0
-    return replace(pairs, error=error, limits={**pairs.limits, **dict.fromkeys(rows, EXTREMES_AGREE)})
+    return pairs.as_equal(rows, EXTREMES_AGREE)
 
 
 def _bounds(

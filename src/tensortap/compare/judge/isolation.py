@@ -39,6 +39,9 @@ class Isolation:
     holders: Collection[str] = ()
     """Modules that pass on tensors by their attributes, such as an auxiliary loss: these cannot be replaced."""
 
+    differentiated: Collection[tuple[int, int]] = ()
+    """Steps and micro steps with a backward that was differentiated again: its gradients were not replaced."""
+
     @property
     def knows_graph(self) -> bool:
         """Whether it is known which values are outside the autograd graph."""

@@ -5,15 +5,13 @@ Each backward sends its own share, so that gradients of single ones are not comp
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.pairs import Floats, Pairs
+from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import GRADIENT_KINDS
 
-__all__ = ["OTHER_BACKWARDS", "rows_of_other_backwards", "without_other_backwards"]
+__all__ = ["OTHER_BACKWARDS", "rows_of_other_backwards"]
 
 OTHER_BACKWARDS = "the runs backpropagate in other parts, and only the sum of these is comparable"
 _AGREE = 1e-3
@@ -41,13 +39,6 @@ def rows_of_other_backwards(
             found.setdefault(scope, set()).add(row)
     apart = [rows for rows in found.values() if all(error[row] > _AGREE and _is_summed(row, structure) for row in rows)]
     return set().union(*apart)
-
-
-def without_other_backwards(pairs: Pairs, rows: set[int]) -> Pairs:
-    """Return the pairs with these rows as if they were equal, but for what a limit says."""
-    error = pairs.error.copy()
-    error[list(rows)] = 0.0
-    return replace(pairs, error=error, limits={**pairs.limits, **dict.fromkeys(rows, OTHER_BACKWARDS)})
 
 
 def _gradient(row: int, structure: Structure) -> _Gradient:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,12 @@ class Pairs:
     """Outputs in short dtypes that one side computes by a GELU with erf and the other by one with tanh."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""
+
+    def as_equal(self, rows: Collection[int], limit: str) -> Pairs:
+        """Return the pairs with these rows as if they were equal, but for what a limit says."""
+        error = self.error.copy()
+        error[list(rows)] = 0.0
+        return replace(self, error=error, limits={**self.limits, **dict.fromkeys(rows, limit)})
 
     @property
     def unseen_kinks(self) -> float:
