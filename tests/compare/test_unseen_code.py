@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,3 +305,59 @@ def test_a_mean_is_off_by_what_its_numbers_are_off_by(keep: str) -> None:
     assert "error of the numbers that it averages" in rules_of(found)
     wrong = tt.compare(reference, recorded(lambda: Averaged(8e-7, momentum=0.11), keep))
     assert wrong.first is not None and wrong.first.module == "norm", wrong.sentence
+
+
+class Apart(nn.Module):
+    """Its own code sends back what is left of a difference of what two modules return."""
+
+    def __init__(self, by: float, factor: float) -> None:
+        super().__init__()
+        self.one, self.other, self.by, self.factor = nn.Linear(32, 32), nn.Identity(), by, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.one(x)
+        other = self.other(moved(one.detach() * 1.1, 1, self.by))
+        apart = one - other
+        made = 1e4 * (apart.square().mean() + (self.factor - 1) * apart.mean())
+        return made - made.detach() + 100  # the same number on both sides: it does not show how far off these are
+
+
+@_KEEP
+def test_the_backward_of_own_code_multiplies_by_what_modules_return(keep: str) -> None:
+    def run(by: float, factor: float = 1.0) -> Any:
+        return recorded(lambda: Apart(by, factor), keep, loss=lambda y: y)
+
+    reference = run(0.0)
+    found = tt.compare(reference, run(4 * _EPSILON))
+    assert found.verdict == "match", found.sentence
+    assert unseen.READ_BY_CODE in rules_of(found)
+    wrong = tt.compare(reference, run(4 * _EPSILON, 1.01))
+    assert wrong.first is not None and wrong.first.module == "", wrong.sentence
+
+
+@_KEEP
+def test_products_of_several_calls_are_rounded_beside_measured_noise(keep: str, tmp_path: Path) -> None:
+    class Repeated(nn.Module):
+        def __init__(self, by: float = 0.0) -> None:
+            super().__init__()
+            self.product = Product(by)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(6):
+                x = torch.tanh(self.product(x)).to(x.dtype)
+            return x
+
+    def step(model: nn.Module) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(16, 32, generator=torch.Generator().manual_seed(0))).float().square().mean().backward()
+
+    def run(by: float) -> Any:
+        torch.manual_seed(0)
+        with tt.capture(model := Repeated(by), keep=keep) as tap:
+            step(model)
+        return tap.run
+
+    torch.manual_seed(0)
+    noise = tt.noise(Repeated(), step, tmp_path / "noise")
+    assert tt.compare(run(0.0), run(7e-3), noise=noise).verdict == "match"
+    assert tt.compare(run(0.0), run(3e-2), noise=noise).verdict == "diverged"

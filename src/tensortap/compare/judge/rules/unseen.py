@@ -20,6 +20,7 @@ __all__ = [
     "KINKS_INSIDE",
     "MOVED_WITHIN_STEP",
     "OWN_SUMS",
+    "READ_BY_CODE",
     "SATURATED",
     "SHORT_INSIDE",
     "SHORT_NORM",
@@ -46,6 +47,7 @@ FITTED = "little is left of a loss whose targets are met, and rounding of the ou
 UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides the steps of these"
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 MOVED_WITHIN_STEP = "error of parameters that changed within the step, after they were recorded"
+READ_BY_CODE = "error of the values that the code around a module reads"
 SATURATED = "error that came in, of large numbers that code takes bounded functions of"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
@@ -177,10 +179,13 @@ def _statistics_inside(pair: JudgedPair) -> float:
 def _short_product(pair: JudgedPair) -> float:
     """Under autocast, the gradient of a matrix is a product of short numbers that is rounded to their dtype, and then
     kept in a longer one. A module whose output is short casts its input to that dtype, if it is longer. Convolutions
-    sum several products, each of which is rounded. A tied parameter has the products of all that use it."""
-    if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT or pair.policy.noise is not None:
+    sum several products, each of which is rounded. A tied parameter has the products of all that use it. Measured noise
+    shows how much that is, but for a sum over several calls: each of them is rounded on its own."""
+    if pair.kind != "param_grad" or pair.is_vector or pair.base >= SHORT:
         return 0.0
     evidence = pair.evidence
+    if pair.policy.noise is not None and len(evidence.structure.users_of_own(pair.row)) < _SEVERAL:
+        return 0.0
     uses = [(pair.sources_of("grad_output"), pair.sources_of("input"))]
     uses += [(call.of("grad_output"), call.of("input")) for call in pair.tied_calls]
     products = [given for given, inputs in uses if given and any(evidence.base[row] > 0 for row in inputs)]
@@ -302,6 +307,17 @@ def _saturated_code(pair: JudgedPair) -> float:
     return float(ENLARGED * distance / pair.l2)
 
 
+def _read_by_code(pair: JudgedPair) -> float:
+    """The backward of a container's own code multiplies by values of its forward: by what the modules inside return."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    call = structure.call_of(pair.row) if pair.kind == "grad_output" and evidence.pairs.isolated is None else None
+    if call is None or call.parent is None:
+        return 0.0
+    read = [row for each in call.parent.children for row in each.of("output")]
+    errors = [evidence.propagated[row] for row in read if not evidence.wrong[row] and evidence.is_known(row)]
+    return min(MOST_ASSUMED, pair.policy.passed_on(max(errors, default=0.0)))
+
+
 def _moved_within_step(pair: JudgedPair) -> float:
     """An optimizer that calls the model again, as LBFGS, moves parameters between the forwards of a step. How far off
     they are there was not recorded; after the step it was."""
@@ -375,6 +391,7 @@ _AMOUNTS = (
     (EXPONENTS_OF_LOSS, _exponentials_of_loss),
     (OWN_SUMS, _own_sums),
     (MOVED_WITHIN_STEP, _moved_within_step),
+    (READ_BY_CODE, _read_by_code),
     (SATURATED, lambda pair: min(MOST_ASSUMED, _saturated_code(pair))),
     (CANCELLED_LOSS, _cancelled_scalar),
     (CANCELLED_LOSS, _gradient_of_scalar),
