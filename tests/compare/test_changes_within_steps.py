@@ -152,3 +152,36 @@ def test_attributes_and_parameters_of_a_module_that_comes_later() -> None:
     assert "part in 5 (Scaled)" in (said := tt.compare(right, scaled).sentence) and "Its scale is 2.0" in said
     assert right.loop().value("parameters", 1, "0.1")["names"] == ["5.weight", "5.bias"]
     assert "weight decay applies to 2 parameters" in tt.compare(right, decayed).sentence
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:paddle", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_clipping_before_and_inside_the_optimizer_is_the_same(keep: str) -> None:
+    """Paddle's optimizers clip by themselves, after their gradients were recorded; in torch the loop does it before."""
+    paddle = pytest.importorskip("paddle")
+    ours = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+    def copied() -> Any:
+        theirs = paddle.nn.Sequential(paddle.nn.Linear(4, 6), paddle.nn.Tanh(), paddle.nn.Linear(6, 2))
+        tt.transfer(ours, theirs, strict=True)
+        return theirs
+
+    def run(theirs: Any, norm: float) -> Any:
+        clip = paddle.nn.ClipGradByGlobalNorm(norm)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=theirs.parameters(), grad_clip=clip)
+        with tt.capture(theirs, keep=keep, optimizer=optimizer) as tap:
+            theirs(paddle.to_tensor(x.numpy())).square().sum().backward()
+            optimizer.step()
+        return tap.run
+
+    models = copied(), copied()
+    optimizer = sgd(ours)
+    with tt.capture(ours, keep=keep, optimizer=optimizer) as tap:
+        ours(x).square().sum().backward()
+        nn.utils.clip_grad_norm_(ours.parameters(), 0.1)
+        optimizer.step()
+    found = tt.compare(tap.run, run(models[0], 0.1))
+    assert (found.verdict, found.first) == ("match", None), found.sentence
+    wrong = tt.compare(tap.run, run(models[1], 0.3))
+    assert wrong.verdict == "diverged", wrong.sentence

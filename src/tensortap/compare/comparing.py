@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tensortap.compare.align.alignment import Renames, one_module_each
+from tensortap.compare.align.loop import CLIPPED_INSIDE, clips_itself
 from tensortap.compare.align.ranks import UnpairedRanks, unpaired_ranks
 from tensortap.compare.details.pairs import PairDetails, choose_pairs, unreadable_tensors
 from tensortap.compare.join.differing import with_differing_ranks
@@ -122,7 +123,10 @@ def open_comparison(
         sides = matched.reference, matched.candidate, matched.alignment
         if parts := rows_of_other_backwards(*sides, structure, pairs.error):
             pairs = pairs.as_equal(parts, OTHER_BACKWARDS)
-            matched.measures.limits |= pairs.limits
+        if policy.mapped and clips_itself(reference.loop()) != clips_itself(candidate.loop()):
+            steps = [row for row, kind in enumerate(structure.kind) if kind == "step_grad"]
+            pairs = pairs.as_equal(steps, CLIPPED_INSIDE)
+        matched.measures.limits |= pairs.limits
         moved, without = reference_movement(matched), find_calls_without_gradient(matched, structure)
 
         def judge_pairs(known: Pairs) -> Judgement:

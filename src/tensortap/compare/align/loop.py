@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tensortap.core.arguments import OpaqueValue, in_words
 from tensortap.store.loop import LoopFacts
 
-__all__ = ["LoopDifference", "LoopDifferences"]
+__all__ = ["CLIPPED_INSIDE", "LoopDifference", "LoopDifferences", "clips_itself"]
 
 _KERNELS = {"foreach", "fused", "capturable", "differentiable"}
 _SCHEDULES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
@@ -31,6 +31,7 @@ _ALGORITHMS = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS"
 _ALGORITHMS |= {"RAdam", "RMSProp", "RMSprop", "Rprop", "SGD"}
 """Classes of torch and paddle whose names say what they compute. A class of another name, as of a library with fused
 kernels, may compute the same as any of them."""
+CLIPPED_INSIDE = "the optimizer of one side clips gradients itself, after they were recorded"
 _ORTHOGONAL = "muon"
 """What the names of optimizers have in common whose steps are orthogonal matrices."""
 
@@ -318,6 +319,12 @@ class LoopDifferences:
                 more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
                 words = f"the {side} alone skipped the update of step {steps[0]}{more}"
                 yield LoopDifference(steps[0], "skipped", words)
+
+
+def clips_itself(facts: LoopFacts) -> bool:
+    """Whether an optimizer clips gradients, as paddle's do, after they were recorded."""
+    changes = [change for of in facts.subjects("optimizer") for change in facts.changes("optimizer", of)]
+    return any(change.value.get("clipping") for change in changes)
 
 
 def _held(facts: LoopFacts, step: int) -> tuple[dict[str, str], int]:
