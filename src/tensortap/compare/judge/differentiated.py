@@ -32,7 +32,8 @@ def rows_of_differentiated(pairs: Pairs, structure: Structure, at: Collection[tu
             if structure.kind[row] != "param_grad" and pairs.error[row] > _APART:
                 apart.add(scope)
     found = set().union(*(inside[scope] for scope in apart))
-    return found.union(*(_got(row, structure) for row in found if pairs.error[row] > _ROUNDING))
+    got = [each for row in found if structure.kind[row] == "param_grad" for each in _got(row, structure)]
+    return found.union(each for each in got if pairs.error[each] > _ROUNDING)
 
 
 def _got(row: int, structure: Structure) -> list[int]:
