@@ -37,6 +37,8 @@ class Handwritten:
     """Whether its loss is a mean over rows, so that a batch may be split into micro batches."""
     checkpoints: tuple[str, ...] = ()
     """Modules that may be computed again in backward."""
+    compiles: bool = True
+    """Whether it runs compiled: a backward that is differentiated again does not."""
     short: bool = True
     """Whether it runs under autocast."""
 

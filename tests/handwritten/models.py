@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import images, others, sequences, texts
+from . import images, others, scans, sequences, texts
 from .kinds import Handwritten, Planted, planted
 
 MODELS: dict[str, Handwritten] = {
@@ -36,6 +36,11 @@ MODELS: dict[str, Handwritten] = {
     "siamese": others.SIAMESE,
     "vae": others.VAE,
     "tied": others.TIED,
+    "codes": scans.CODES,
+    "forces": scans.FORCES,
+    "views": scans.VIEWS,
+    "retention": scans.RETENTION,
+    "hyena": scans.HYENA,
 }
 
 MISTAKES: list[Planted] = [mistake for name, model in MODELS.items() for mistake in planted(name, model)]

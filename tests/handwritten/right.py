@@ -67,8 +67,9 @@ def _pairs_of(name: str, number: int) -> Iterator[Right]:
     yield Right("chunks", name, d.CHUNKS, steps=few)
     yield Right("threads", name, d.THREADS)
     yield Right("functions by hand", name, d.FUNCTIONS_BY_HAND, steps=few)
-    yield Right("compiled", name, d.COMPILED, isolated=False)
-    if number % 8 == 0:
+    if of.compiles:
+        yield Right("compiled", name, d.COMPILED, isolated=False)
+    if of.compiles and number % 8 == 0:
         yield Right("inductor", name, d.INDUCTOR, isolated=False)
     if pictures:
         yield Right("channels last", name, d.channels_last)

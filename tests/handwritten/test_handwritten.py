@@ -48,6 +48,9 @@ ALARMED = [
     ("gan", "sums, zero inputs", "isolated", "right"),  # a norm of numbers that are all the same
     ("mobilenet", "sums under autocast", "summary", "right"),  # products of convolutions in bfloat16
     ("ctc", "bf16, sums", "summary", "right"),  # a norm of gradients in bfloat16
+    ("codes", "autocast and first rewrite", "isolated", "cannot tell"),  # codes that are as near
+    ("forces", "threads", "isolated", "right"),  # a backward that is differentiated
+    ("views", "first rewrite, 10 steps", "tensors", "right"),  # what the code around modules reads
 ]
 
 
@@ -71,6 +74,8 @@ NAMED = [
     ("unet", "momentum of running means", "isolated"),
     ("seq2seq", "cell state lost", "summary"),
     ("actor", "not clipped", "summary"),
+    ("codes", "other distance", "summary"),
+    ("forces", "not averaged", "isolated"),
 ]
 
 
