@@ -75,7 +75,7 @@ NAMED = [
     ("seq2seq", "cell state lost", "summary"),
     ("actor", "not clipped", "summary"),
     ("codes", "other distance", "summary"),
-    ("forces", "not averaged", "isolated"),
+    ("forces", "other way", "isolated"),
 ]
 
 
