@@ -29,7 +29,8 @@ def recorded(keep: str, at_once: bool, weight: float = 1.0, detaches: bool = Fal
     torch.manual_seed(0)
     model, x = TwoTasks(detaches), torch.randn(16, 12)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with tt.capture(model, keep=keep, optimizer=optimizer if optimized else None) as tap:
+    kinds = ["input", "output", "grad_input", "grad_output", "param_grad", *["step_grad"] * optimized]
+    with tt.capture(model, keep=keep, kinds=kinds, optimizer=optimizer if optimized else None) as tap:
         for _ in range(2):
             optimizer.zero_grad()
             one, other = model(x)

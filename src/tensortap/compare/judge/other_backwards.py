@@ -33,9 +33,11 @@ def rows_of_other_backwards(
             if number:
                 scope = int(side.rank[row]), int(side.step[row]), int(side.micro[row])
                 more.setdefault(scope, set()).add((scope, side.module[row], int(side.call[row]), side.kind[row], path))
+    calls = {each[:3] for every in more.values() for each in every}  # what these send is only recorded once
     found: dict[_Scope, set[int]] = {}
     for row, scope in enumerate(structure.scope) if more else ():
-        if scope in more and _gradient(row, structure) in more[scope]:
+        is_sent = structure.kind[row] == "grad_input" and (scope, structure.module[row], structure.number[row]) in calls
+        if scope in more and (is_sent or _gradient(row, structure) in more[scope]):
             found.setdefault(scope, set()).add(row)
     apart = [rows for rows in found.values() if all(error[row] > _AGREE and _is_summed(row, structure) for row in rows)]
     return set().union(*apart)
