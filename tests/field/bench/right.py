@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+from torch import Tensor
 
 from field.kit.mistake import nothing
-from field.kit.patches import Apply, reads, trains
+from field.kit.patches import Apply, does, reads, trains
 from field.kit.running import STEPS, Training, training_of
 from field.kit.unpadded import UNPADDED_ATTENTION
 from field.kit.wrong import checkpointed
@@ -61,8 +63,33 @@ def _in_bf16(training: Training) -> None:
     training.model.to(torch.bfloat16)
 
 
-def _compiled(module: str) -> Apply:
-    return lambda training: training.model.get_submodule(module).compile(backend="inductor")
+def _compiled(module: str, backend: str = "inductor") -> Apply:
+    return lambda training: training.model.get_submodule(module).compile(backend=backend)
+
+
+def _experts_in_a_batch(training: Training) -> None:
+    training.model.set_experts_implementation("batched_mm")
+
+
+def _split(training: Training) -> None:
+    """Each micro batch becomes two of half the rows."""
+    training.batches = [
+        [{name: value.chunk(2)[half] for name, value in batch.items()} for batch in micros for half in (0, 1)]
+        for micros in training.batches
+    ]
+    training.share /= 2
+
+
+def _fused_norms(training: Training) -> None:
+    """Norms that are written out are replaced by torch's own."""
+    for name, module in training.model.named_modules():
+        if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
+            epsilon = next(getattr(module, each) for each in ("variance_epsilon", "eps") if hasattr(module, each))
+            does(name, functools.partial(_fused_norm, epsilon=epsilon))(training)
+
+
+def _fused_norm(self: Any, x: Tensor, *, epsilon: float) -> Tensor:
+    return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), epsilon).to(x.dtype)
 
 
 _SUMS, _OTHER_SUMS = sums_in_two(1 / 2), sums_in_two(1 / 4)
@@ -74,6 +101,12 @@ _CHECKPOINTED = {
     "gpt2": "transformer.h.0",
     "t5": "encoder.block.0",
     "qwen3": "model.layers.0",
+    "deepseek_v4": "model.layers.1",
+    "gemma4": "model.layers.1",
+    "luke": "luke.encoder.layer.0",
+    "perceiver": "perceiver.encoder.self_attends.0",
+    "vjepa2": "vjepa2.encoder.layer.1",
+    "mllama": "model.language_model.layers.1",
 }
 _PADDED = (
     "llama",
@@ -95,6 +128,8 @@ _PADDED = (
     "prelayernorm",
     "arcee",
     "xlm_roberta",
+    "modernbert_decoder",
+    "nemotron_h",
 )
 _NOT_COMPILED = (
     *("qwen3_next", "qwen3_5", "doge"),  # torch's compiler fails on their code
@@ -144,6 +179,18 @@ def _right() -> Iterator[Right]:
             yield Right("attention and chunks", family, _CHUNKS, attention="sdpa", steps=(3, 1)[number % 2])
         if number % 3 == 0 and family not in _NOT_COMPILED:
             yield Right("compiled", family, trains(compiled="aot_eager"))
+    for family in ("deepseek_v4", "gemma4", "nemotron_h"):
+        yield Right("batched experts", family, _experts_in_a_batch)
+    for number, family in enumerate(TRIALS["tenth"]):
+        options = {"fused": True} if number % 2 else {"foreach": True}
+        yield Right("optimizer's kernels", family, trains(adam=options), steps=3)
+    for family in ("luke", "perceiver", "vjepa2"):
+        yield Right("micro batches", family, _split)
+    for family in ("deepseek_v4", "gemma4", "nemotron_h", "mllama"):
+        yield Right("fused norms", family, _fused_norms)
+    yield Right("compiled layer", "modernbert_decoder", _compiled("model.layers.1", "aot_eager"))
+    yield Right("compiled layer", "mllama", _compiled("model.vision_model.transformer.layers.0", "aot_eager"))
+    yield Right("compiled layer", "dac", _compiled("decoder.block.0", "aot_eager"))
     yield Right("compiled", "llama", _compiled("model.layers.1.mlp"))
     yield Right("compiled", "bert", _compiled("bert.pooler"))
     yield Right("compiled", "mistral", trains(compiled="aot_eager"))

@@ -427,3 +427,69 @@ def spelled(random: torch.Generator) -> Batch:
     for name in ("input_shape_ids", "input_pronunciation_ids"):
         batch[name] = torch.randint(3, WORDS, (ROWS, 18), generator=random)
     return batch
+
+
+def related(random: torch.Generator) -> Batch:
+    """Texts with two or three things that they name, at one to three tokens each, and how the first two are related."""
+    batch = classified(random, length=14)
+    places = torch.tensor([[1, 2, -1], [4, -1, -1], [5, 6, 3]]).repeat(ROWS, 1, 1)
+    places[1, 0], places[3, 1] = torch.tensor([3, -1, -1]), torch.tensor([0, 2, 5])
+    there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 0]])
+    return batch | {
+        "entity_ids": torch.randint(1, 12, (ROWS, 3), generator=random) * there,
+        "entity_attention_mask": there,
+        "entity_position_ids": places.masked_fill(there[..., None] == 0, -1),
+    }
+
+
+def tiled(random: torch.Generator) -> Batch:
+    """Texts, and an image of one or two tiles, which no token before it sees."""
+    batch = language(random)
+    tiles = torch.tensor([2, 1, 2, 1])
+    shown = (torch.arange(2) < tiles[:, None]).long()
+    seen = (torch.arange(LENGTH)[None, :, None] >= torch.tensor([1, 0, 4, 2])[:, None, None]) & (shown[:, None] == 1)
+    pictures = torch.randn(ROWS, 1, 2, 3, 16, 16, generator=random)
+    return batch | {
+        "pixel_values": pictures * shown[:, None, :, None, None, None],
+        "aspect_ratio_ids": tiles[:, None],
+        "aspect_ratio_mask": shown[:, None],
+        "cross_attention_mask": seen.long()[:, :, None],
+    }
+
+
+def phonemes(random: torch.Generator) -> Batch:
+    """What is said, how long, how high and how loud each part is, by whom, and frames of the sound."""
+    batch = language(random, length=8)
+    del batch["labels"]
+    mask = batch["attention_mask"]
+    lengths = torch.randint(1, 4, mask.shape, generator=random) * mask
+    frames = torch.randn(ROWS, int(lengths.sum(1).max()), 8, generator=random)
+    ended = torch.arange(frames.shape[1]) >= lengths.sum(1, keepdim=True)
+    return batch | {
+        "spectrogram_labels": frames.masked_fill(ended[..., None], -100.0),
+        "duration_labels": lengths,
+        "pitch_labels": torch.randn(ROWS, 8, 1, generator=random) * mask[..., None],
+        "energy_labels": torch.randn(ROWS, 8, 1, generator=random) * mask[..., None],
+        "speaker_ids": torch.tensor([[0], [1], [2], [1]]),
+    }
+
+
+def channels(random: torch.Generator) -> Batch:
+    """Three series of numbers, some of which were not observed, and how they go on."""
+    past = torch.randn(ROWS, 24, 3, generator=random).cumsum(1)
+    return {
+        "past_values": past,
+        "observed_mask": (torch.rand(ROWS, 24, 3, generator=random) > 0.15).float(),
+        "future_values": past[:, -1:] + torch.randn(ROWS, 6, 3, generator=random),
+    }
+
+
+def films(random: torch.Generator) -> Batch:
+    """Videos of four frames, and their classes."""
+    batch = clips(random)
+    return {"pixel_values_videos": batch["pixel_values"], "labels": batch["labels"]}
+
+
+def tones(random: torch.Generator) -> Batch:
+    """Sound in one channel."""
+    return {"input_values": torch.randn(ROWS, 1, 96, generator=random)}

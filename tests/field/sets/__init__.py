@@ -22,6 +22,7 @@ from .original.families import FAMILIES as ORIGINAL
 from .second.families import FAMILIES as SECOND
 from .seventh.families import FAMILIES as SEVENTH
 from .sixth.families import FAMILIES as SIXTH
+from .tenth.families import FAMILIES as TENTH
 from .third.families import FAMILIES as THIRD
 
 __all__ = ["EVERY", "FAMILIES", "FURTHER", "SETS", "TRIALS"]
@@ -39,6 +40,7 @@ SETS: dict[str, dict[str, Family]] = {
     "seventh": SEVENTH,
     "eighth": EIGHTH,
     "ninth": NINTH,
+    "tenth": TENTH,
 }
 """All families that have mistakes, by folder."""
 TRIALS = {name: families for name, families in SETS.items() if name not in ("original", "newer", "after_sixth")}
