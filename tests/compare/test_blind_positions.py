@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 import tensortap as tt
+from tensortap.compare.measure.masks import equal_mask
 
 _WORDS, _WIDTH, _LENGTH, _STEPS = 40, 16, 8, 2
 _KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad")
@@ -123,3 +125,65 @@ def test_a_loss_that_reads_blind_positions_leaves_the_answer_open(
 def test_a_backward_that_differs_at_blind_positions_leaves_the_answer_open(way: str, tmp_path: Path) -> None:
     found = compared(tmp_path, way, {"reads": True}, {"reads": True, "cut": True})
     assert found.verdict == "incomparable" and "reads positions that a mask hides" in found.sentence, found.sentence
+
+
+def _causal(hides_with_true: bool) -> Any:
+    """A causal mask beside two texts, one of which has padding before it."""
+    places = np.arange(6)
+    shown = (places[:, None] >= places) & (places >= np.array([0, 2])[:, None, None])
+    return (~shown if hides_with_true else shown)[:, None]
+
+
+def test_a_boolean_mask_frees_positions_only_if_true_lets_through() -> None:
+    found = equal_mask(_causal(False))
+    assert found is not None and found.positions is not None
+    assert found.positions.tolist() == [[False] * 6, [True, True] + [False] * 4]
+    assert equal_mask(_causal(True)) is None  # its last query hides nothing, and sees everything
+    keys = np.zeros((2, 1, 3, 6), bool)  # padding of another text, hidden by True: the first has none
+    keys[1, ..., 4:] = True
+    assert equal_mask(keys) is None and equal_mask(~keys) is None
+
+
+def test_flags_of_tokens_are_no_mask_of_keys() -> None:
+    padding = np.zeros((2, 6, 1), bool)
+    padding[1, 4:] = True
+    assert equal_mask(padding) is None and equal_mask(~padding) is None
+
+
+class _Told(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.first, self.second, self.factor = nn.Linear(4, 8), _Hides(), factor
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        x = self.first(x).masked_fill(padding[..., None], 0.0)
+        return self.second(self.factor * x, padding[..., None])
+
+
+class _Hides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        return self.fc(x).masked_fill(padding, 0.0)
+
+
+@pytest.mark.parametrize("way", ["tensors", "isolated"])
+def test_flags_that_say_what_is_padding_hide_no_mistake_elsewhere(way: str, tmp_path: Path) -> None:
+    x, padding = torch.randn(3, 6, 4), torch.arange(6) >= torch.tensor([6, 4, 3])[:, None]
+    models = []
+    for factor in (1.0, 2.0):
+        torch.manual_seed(0)
+        models.append(_Told(factor))
+    with tt.capture(models[0], tmp_path / "a", keep="tensors"):
+        models[0](x, padding).square().mean().backward()
+    if way == "isolated":
+        with tt.check(models[1], tmp_path / "a") as check:
+            models[1](x, padding).square().mean().backward()
+        found = check.result
+    else:
+        with tt.capture(models[1], tmp_path / "b", keep="tensors"):
+            models[1](x, padding).square().mean().backward()
+        found = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert found.first is not None and found.first.module == "", found.sentence

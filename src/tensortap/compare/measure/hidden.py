@@ -48,9 +48,10 @@ FOLLOWS_HIDDEN = "it has no axis of positions, and is made from what differs at 
 def blind_positions(hidden: Array) -> Positions | None:
     """Return the positions from which a mask hides everything, given what it hides by query and key, the last two axes.
 
-    None if the mask has no batch: then its axes may be others.
+    None if the mask has no batch: then its axes may be others. With a single key it is no mask of keys, but a flag of
+    each position.
     """
-    if hidden.ndim < 3:
+    if hidden.ndim < 3 or hidden.shape[-1] < 2:
         return None
     heads = tuple(range(1, hidden.ndim - 2))
     return np.asarray(np.all(hidden, axis=(*heads, hidden.ndim - 1)), bool)

@@ -224,10 +224,24 @@ def equal_mask(array: Array, summary: Summary | None = None) -> MaskDifference |
         return None
     hidden = _hidden(array, kind)
     positions = blind_positions(hidden)
-    if positions is None or not positions.any():
+    if positions is None or not positions.any() or (kind == FLAGS and not _lets_true_through(array, positions)):
         return None
     words, passed = _names((kind, kind), array.dtype, array.dtype), int(array.size - np.count_nonzero(hidden))
     return MaskDifference(0.0, array.size, passed, True, words=words, positions=positions)
+
+
+def _lets_true_through(array: Array, blind: Positions) -> bool:
+    """Whether True lets something through in a boolean mask, as far as it shows. Some modules take True as "hidden":
+    then a position from which nothing is hidden looks as if it saw nothing.
+
+    If True lets something through, a position that sees anything sees itself, and no text is hidden as a whole.
+    """
+    if blind.all(axis=-1).any():
+        return False
+    if array.shape[-1] != array.shape[-2]:
+        return True
+    heads = tuple(range(1, array.ndim - 2))
+    return bool((blind | np.diagonal(array, axis1=-2, axis2=-1).any(axis=heads)).all())
 
 
 def padding_masks(reference: Side, alignment: Alignment) -> list[int]:
