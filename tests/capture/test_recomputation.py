@@ -121,3 +121,26 @@ def test_a_region_in_the_code_of_a_module_is_attributed_to_it(isolated: bool, tm
     assert isolated is False or len({birth.module for birth in result.births}) == 1, result.sentence
     if isolated:
         assert compared(2.0).verdict == "match"
+
+
+class Loop(nn.Module):
+    """Runs the same region twice. No input shows which of both is computed again first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(lambda y: y + self.fc(self.norm(y)).tanh(), x, use_reentrant=False)
+        return x
+
+
+def test_regions_that_share_their_modules_are_recomputed_in_reverse(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Loop()
+    with tt.capture(model, tmp_path / "run") as tap:
+        for _ in range(2):
+            model(torch.randn(4, 8)).square().mean().backward()
+            tap.step()
+    assert "recomputation" not in tt.open(tmp_path / "run").loop().names()

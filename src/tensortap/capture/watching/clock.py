@@ -73,6 +73,10 @@ class Clock:
     """The micro step of the last gradient, if one came since the last forward."""
     reentrant: bool = False
     """Whether the step has recomputed a call that first ran without autograd: backward then comes in pieces."""
+    _guessed: set[str] = field(default_factory=set)
+    """Modules of which a recomputation in the step may have repeated any of several calls."""
+    _is_placed: bool = False
+    """Whether it is known which call the last recomputation repeated: those of its region follow."""
 
     @property
     def micro(self) -> int:
@@ -95,6 +99,8 @@ class Clock:
             for calls in self._past.values():
                 calls.clear()
         self._forwards = self._order = 0
+        self._guessed.clear()
+        self._is_placed = False
         self._open.clear()
         self._cursor = -1
         self.backward_micro = None
@@ -161,7 +167,11 @@ class Clock:
         waiting = sum(not call.was_recomputed for call in past)
         first = next((c for c in known if not c.was_recomputed), None) or next(iter(known), None)
         first = first or next((c for c in later if not c.was_recomputed), None) or next(iter(later), None) or past[-1]
-        certain = first if waiting == 1 and not first.was_recomputed else None
+        follows = self._is_placed and first in later and not first.was_recomputed
+        if waiting > 1 and first not in known and not follows:
+            self._guessed.add(module)  # which of them is left afterwards is a guess, too
+        certain = first if waiting == 1 and not first.was_recomputed and module not in self._guessed else None
+        self._is_placed = first in known or follows or certain is not None
         return self._recompute(first, certain)
 
     def recompute_again(self, module: str, order: int) -> ModuleCall:
