@@ -266,3 +266,103 @@ def test_an_output_that_its_module_cuts_off_inside(tmp_path: Path) -> None:
         model.net.cut = True
 
     assert compared(Speaking, change, tmp_path)[0] == ["net"]
+
+
+# --- values that a later layer takes from a collection ----------------------------------------------------------------
+
+
+class Mix(nn.Module):
+    """Puts its values into a collection, or takes them from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value, self.uses_own = nn.Linear(8, 8), nn.Linear(8, 8), True
+
+    def forward(self, x: Tensor, shared: dict[str, Tensor]) -> Tensor:
+        if "value" not in shared:
+            shared["value"] = self.value(x).transpose(0, 1)
+            if not self.uses_own:
+                return self.query(x)
+        return self.query(x).sin() * shared["value"].transpose(0, 1)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = Mix(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, shared: dict[str, Tensor]) -> Tensor:
+        return x + self.out(self.mix(x, shared))
+
+
+class Collecting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Shared() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared: dict[str, Tensor] = {}
+        for layer in self.layers:
+            x = layer(x, shared)
+        return x
+
+
+def values_detached(self: Any, x: Tensor, shared: dict[str, Tensor]) -> Tensor:
+    return self.query(x).sin() * shared["value"].detach().transpose(0, 1)
+
+
+@pytest.mark.parametrize("uses_own", [True, False])
+def test_a_value_of_a_collection_is_detached(tmp_path: Path, uses_own: bool) -> None:
+    def build() -> nn.Module:
+        model = Collecting()
+        for layer in model.layers:
+            layer.mix.uses_own = uses_own  # type: ignore[union-attr]
+        return model
+
+    expected = "layers.1.mix"
+    checked, first = compared(build, replaces(expected, values_detached), tmp_path)
+    assert checked == [expected]
+    assert uses_own or first == expected
+
+
+# --- states that a model returns, and another uses --------------------------------------------------------------------
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        states = []
+        for layer in self.layers:
+            x = layer(x)
+            states.append(x)
+            x = x.tanh()
+        return states
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack, self.first = Stack(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.stack(x)
+        return torch.cat([states[self.first], states[-1]], -1)
+
+
+class Answers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader, self.head = Reader(), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.reader(x))
+
+
+def test_another_of_several_states_is_used(tmp_path: Path) -> None:
+    def change(model: Any) -> None:
+        model.reader.first = 1
+
+    assert compared(Answers, change, tmp_path)[0] == ["reader"]

@@ -15,6 +15,7 @@ from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.random_draws import without_out_of_step
+from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Finding, Key
 
@@ -131,7 +132,11 @@ class Attributor:
             return True
         if kind == "grad_output" and self.explained and self._lacks_a_share_of_code_around(row):
             return True
-        if kind == "grad_output" and row in self.own and (self._is_misused_inside(row) or self._is_misused_around(row)):
+        call = self.structure.call_of(row) if kind == "grad_output" and self.explained else None
+        if call is not None and lacks_shared_gradient(call, self._lost_elements, self.structure):
+            return True
+        same = self.one_gradient.get(row, (row,)) if kind == "grad_output" else ()
+        if any(each in self.own and (self._is_misused_inside(each) or self._is_misused_around(each)) for each in same):
             return True
         if kind == "grad_output" and self._gets_more(row):
             return True
@@ -415,6 +420,10 @@ class Attributor:
                 *self._extra_calls.get((*scope[1:], user), ()),
             )
         )
+
+    @cached_property
+    def _lost_elements(self) -> list[Key]:
+        return gradients_of_elements(self.only_reference)
 
     @cached_property
     def _micros(self) -> set[int]:

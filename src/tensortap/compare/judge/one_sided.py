@@ -15,6 +15,7 @@ from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judging import CallsWithoutGradient
 from tensortap.compare.judge.loss_terms import lost_terms
 from tensortap.compare.judge.newly_detached import find_newly_detached
+from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
 from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
@@ -135,6 +136,8 @@ def find_missing_gradients(
             or is_term(row, key)
             or _is_share_of_parameter(key, pass_of(side, row), structure)
         ]
+        places = {key[:6] for _, key in certain}
+        certain = [(row, key) for row, key in missing if not places.isdisjoint(_same_around(key))]
     if not certain:
         return {}
     callers = _CallersInStructure(structure)
@@ -329,6 +332,14 @@ def _is_share_of_parameter(key: Key, scope: Pass, structure: Structure) -> bool:
     return bool(structure.own_gradients.get((scope, key.module), ()))
 
 
+def _same_around(key: Key) -> Iterator[tuple[object, ...]]:
+    """Yield the place of a gradient, without its path, and for one at an input those of the modules around: what these
+    do not send back may end inside."""
+    yield key[:6]
+    if key.kind == "grad_input":
+        yield from (key._replace(module=name)[:6] for name in _around(key.module))
+
+
 class _CallersInStructure:
     """The modules around calls."""
 
@@ -381,6 +392,7 @@ def _find_ends(
     lost = None
     if "grad_input" in matched.reference.kind.words:
         lost = {matched.reference.key(row) for row in matched.alignment.only_reference.tolist()}
+    elements = gradients_of_elements(lost or ())
     found: dict[int, Finding] = {}
     named: set[str] = set()
     around: set[str] = set()
@@ -404,7 +416,7 @@ def _find_ends(
             module: str | None = key.module  # nothing that made its output requires a gradient
         elif is_reached is None or key.kind == "grad_output":
             rank = int(matched.reference.rank[row])
-            module = _end_of(key, matched, structure, isolation, missing, lost, rank, wrong)
+            module = _end_of(key, matched, structure, isolation, missing, lost, rank, wrong, elements)
         else:
             module = key.module if is_reached else None
         if module is None or module in named:
@@ -484,12 +496,14 @@ def _end_of(
     lost: Collection[Key] | None,
     rank: int,
     wrong: Collection[str],
+    elements: Sequence[Key],
 ) -> str | None:
     """Return the module at which a gradient ends; None if it already ended further on.
 
     missing: all gradients that the candidate should have and lacks, without their paths.
     lost: all that it lacks; None if the reference recorded no gradients at inputs.
     wrong: modules whose own code makes something wrong of values.
+    elements: those of the lost gradients that modules send to elements of collections.
     """
     scope = rank, key.step, key.micro
     if key.kind == "param_grad":
@@ -511,6 +525,8 @@ def _end_of(
         if not any(call.of("grad_output") for call in around):
             return None
         detacher = _find_detacher(key, calls, structure, isolation, lost)
+        if detacher is None and any(lacks_shared_gradient(call, elements, structure) for call in calls):
+            return None  # it ended at the module that takes the value from a collection
         if detacher is None and any(_gets_less(call, structure, isolation, missing, wrong) for call in around):
             return None  # the output that it was made for lacks its gradient, too: it ended further on
         if detacher is None and (
@@ -525,7 +541,23 @@ def _end_of(
     if key._replace(phase="forward", kind="input") in isolation.cut_off:
         cutter = isolation.cutter(calls[0], key.path, structure, lost or ())
         return key.module if cutter is None else cutter
-    return key.module
+    return None if _ends_further_in(key, structure, calls, lost or ()) else key.module
+
+
+def _ends_further_in(key: Key, structure: Structure, calls: Sequence[CallRows], lost: Collection[Key]) -> bool:
+    """Whether a module inside is given the same input, as an element of a collection that is handed on, and sends no
+    gradient back for it, although it gets one."""
+    tensor, path = structure.tensor, structure.path
+    tensors = {tensor[row] for call in calls for row in call.of("input") if path[row] == key.path}
+    users = {
+        user for each in tensors for user in structure.consumers.get(each, ()) if is_within(user.module, key.module)
+    }
+    return any(
+        user.of("grad_output") and key._replace(module=user.module, call=user.number, path=path[given]) in lost
+        for user in users
+        for given in user.of("input")
+        if tensor[given] in tensors
+    )
 
 
 def _gets_less(
