@@ -507,3 +507,32 @@ def test_a_state_that_is_detached_between_calls(tmp_path: Path, keep: str) -> No
             model(torch.randn(2, 5, 4)).square().sum().backward()
     found = tt.compare(*paths)
     assert found.first is not None and found.first.module == "", found.sentence
+
+
+class FaintBranch(nn.Module):
+    """Adds so little by a branch that leaving it out shows in no activation."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.stem, self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.whole = whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(x + 1e-9 * self.branch(x) if self.whole else x)
+
+
+@pytest.mark.parametrize("keep", ["summary", "tensors"])
+def test_code_that_leaves_a_module_out_is_named_and_no_optimizer(tmp_path: Path, keep: str) -> None:
+    for name, whole in (("a", True), ("b", False)):
+        torch.manual_seed(0)
+        model = FaintBranch(whole)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with tt.capture(model, tmp_path / name, keep=keep, optimizer=optimizer):
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+                optimizer.step()
+    result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.first is not None and result.first.cause == "missing_gradient", result.sentence
+    assert (result.first.module, result.first.key.module) == ("", "branch")

@@ -27,6 +27,7 @@ from tensortap.compare.judge.one_sided import (
     find_calls_without_gradient,
     find_extra_gradients,
     find_missing_gradients,
+    find_uncalled_modules,
     find_uncertain_modules,
 )
 from tensortap.compare.judge.other_backwards import OTHER_BACKWARDS, rows_of_other_backwards
@@ -149,6 +150,8 @@ def open_comparison(
     parallel = ParallelEvidence.of(joining, matched)
     extra |= parallel.findings
     born = find_births(builder) or ([] if missing or extra else first_wrong_pair(builder))
+    if not missing:
+        missing = find_uncalled_modules(matched, structure, born)
     born = parallel.explained(born, structure)
     extra |= find_extra_shares(matched, structure, born)
     untied = matched.settings.untied_parameters if born else set()

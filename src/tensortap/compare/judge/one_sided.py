@@ -28,6 +28,7 @@ __all__ = [
     "find_lost_term",
     "find_missing_gradients",
     "find_missing_in_isolation",
+    "find_uncalled_modules",
     "find_uncertain_modules",
 ]
 
@@ -152,6 +153,26 @@ def find_missing_gradients(
     for rows in (certain, missing):
         ends = ends or _find_ends(matched, structure, isolation, rows, by_names)
     return ends or {row: _missing_finding(matched, row, key, None)}
+
+
+def find_uncalled_modules(matched: Matched, structure: Structure, born: Sequence[Finding]) -> dict[int, Finding]:
+    """Find modules that the candidate never calls, among those whose parameters an optimizer moves otherwise: these get
+    no gradient. What the module would have added may be too little to show. Keys are the reference's rows."""
+    left, right, alone = matched.reference, matched.candidate, matched.alignment.only_reference
+    moved = {(each.rank, each.key.module) for each in born if each.cause == Cause.OPTIMIZER}
+    uncalled = {name for _, name in moved if name in left.called and name not in right.called}
+    found: dict[int, Finding] = {}
+    named: set[tuple[int, str]] = set()
+    for row in alone[left.kind.among(("param_grad",))[alone]].tolist() if uncalled else ():
+        key, rank = left.key(row), int(left.rank[row])
+        if key.module not in uncalled or (rank, key.module) not in moved - named:
+            continue
+        scope = pass_of(left, row)
+        around = (name for name in _around(key.module) if structure.calls_of_module.get((scope, name)))
+        if (caller := next(around, None)) is not None:
+            named.add((rank, key.module))
+            found[row] = _missing_finding(matched, row, key, caller)
+    return found
 
 
 def find_extra_gradients(
