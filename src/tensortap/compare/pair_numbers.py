@@ -23,6 +23,7 @@ from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.movement import ReferenceMovement
 from tensortap.compare.measure.selections import other_rows_between
 from tensortap.compare.measure.step_noise import step_noise_between
+from tensortap.compare.measure.token_order import reordered_between
 from tensortap.compare.without_hidden import hidden_positions, scope_of
 
 __all__ = ["errors_of", "pairs_of", "reference_movement"]
@@ -71,6 +72,7 @@ def pairs_of(matched: Matched) -> Pairs:
         selects_other_rows=other_rows_between(
             *(left, right, alignment), lambda pair: hidden.get(scope_of(matched, pair))
         ),
+        is_reordered=reordered_between(left, right, alignment),
         including_activation={fusion.reference[0] for fusion in matched.fusions.found},
         step_noise_of=step_noise_between(left, right, alignment),
         keeps_gradients=_keeps_gradients(left, right, alignment),

@@ -205,7 +205,7 @@ class Check(Observer):
         )
         if self._truth is not None:
             isolator.truth, self._comparator.differs = self._truth, self._truth.differs
-            self._truth.is_mask = self._comparator.is_mask
+            self._truth.is_mask, self._truth.is_reordered = self._comparator.is_mask, self._comparator.is_reordered
         return isolator
 
     def close(self, status: str = "finished", reason: str = "") -> None:
@@ -241,6 +241,7 @@ class Check(Observer):
                 comparator.kinks,
                 comparator.step_noise,
                 comparator.unpassed,
+                comparator.reordered,
                 comparator.choices,
                 comparator.other_gelus,
                 isolation,

@@ -28,6 +28,7 @@ from tensortap.compare.measure.masks import (
     without_edges,
 )
 from tensortap.compare.measure.step_noise import step_noise
+from tensortap.compare.measure.token_order import LEAST_REORDERED, are_reordered
 from tensortap.core import dtypes
 from tensortap.core.records import Key, Record
 from tensortap.frameworks.base import Framework
@@ -70,6 +71,12 @@ class Comparator:
         self.differentiated: set[tuple[int, int]] = set()
         """Steps and micro steps with a backward that was differentiated again."""
         self.choices = LiveChoices()
+        self.reordered: set[int] = set()
+        """Rows of lists of tokens that have the reference's in another order."""
+        self._chosen: set[int] = set()
+        """Numbers of the reference's tensors of integers that modules return, such as choices of experts."""
+        self._given_choices: set[tuple[int, str]] = set()
+        """(micro step, module) that is given such integers; in the reference's names."""
         self.other_gelus: set[int] = set()
         """Rows of outputs that one side computes by a GELU with erf and the other by one with tanh."""
         self._given: dict[tuple[int, str, int], Counterpart] = {}
@@ -122,6 +129,8 @@ class Comparator:
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:
             equal = summary.digest == found.digest and dtype == found.dtype
+            if array.dtype.kind in "iu":
+                self._note_choices(key, found)
             self.choices.see(row, key, array, lambda: self._reference.values(found), equal)
             if equal and key.kind == "input":
                 mask = equal_mask(array, summary)
@@ -182,6 +191,10 @@ class Comparator:
         """Whether a tensor and the reference's are masks that were compared by what they hide."""
         return self._rows.get(key) in self.masks
 
+    def is_reordered(self, key: Key) -> bool:
+        """Whether a tensor has the reference's tokens in another order, which the code around it knows alone."""
+        return self._rows.get(key) in self.reordered
+
     def mark_forced(self, key: Key) -> None:
         """Note that the reference's values replace this tensor."""
         if (row := self._rows.get(key)) is not None:
@@ -193,6 +206,8 @@ class Comparator:
         self._hidden.clear()
         self._padding.clear()
         self._given.clear()
+        self._chosen.clear()
+        self._given_choices.clear()
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
         self.run.close_with(status, reason, book.notices)
@@ -207,6 +222,8 @@ class Comparator:
         measure = difference(values, array, rtol=rtol, atol=atol, size=found.l2)
         if summarize(array).edge:
             measure = replace(measure, difference=without_edges(measure.difference, values, array, rtol, atol))
+        if measure.difference.rel_l2 > LEAST_REORDERED and self._is_made_by_choices(key):
+            self.reordered |= {row} if are_reordered(values, array) else set()
         measure = self._without_hidden(row, key, measure, values, array)
         measure = self._without_unpassed(row, key, measure, values, array)
         self.measured[row] = measure
@@ -217,6 +234,21 @@ class Comparator:
         is_large = key.phase == "backward" and measure.difference.rel_l2 > _LEAST_KINK
         if is_large and (kink := crossed_kink(values, array)) is not None:
             self.kinks[row] = kink
+
+    def _note_choices(self, key: Key, found: Counterpart) -> None:
+        """Note integers that a module returns, and what they are given to."""
+        if key.kind == "output":
+            self._chosen.add(found.tensor)
+        elif key.kind == "input" and found.tensor in self._chosen:
+            self._given_choices.add((key.micro, self._reference.rename(key.module)))
+
+    def _is_made_by_choices(self, key: Key) -> bool:
+        """Whether a value is given to, or made by, a module inside one that was given choices."""
+        module = self._reference.rename(key.module)
+        while key.phase == "forward" and (module := module.rpartition(".")[0]):
+            if (key.micro, module) in self._given_choices:
+                return True
+        return False
 
     def _without_unpassed(
         self, row: int, key: Key, measure: PairMeasure, values: npt.NDArray[Any], array: npt.NDArray[Any]

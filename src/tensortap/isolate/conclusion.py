@@ -27,6 +27,7 @@ from tensortap.compare.judge.one_sided import (
     find_lost_term,
     find_missing_gradients,
     find_missing_in_isolation,
+    without_reordered,
 )
 from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
@@ -68,6 +69,7 @@ def conclude_live(
     kinks: Mapping[int, CrossedKink],
     step_noise: Mapping[int, float],
     unpassed: Collection[int],
+    reordered: Collection[int],
     choices: LiveChoices,
     other_gelus: Collection[int],
     isolation: Isolation | None,
@@ -95,6 +97,8 @@ def conclude_live(
             measures.take(pair, measured[row])
             if row in unpassed:
                 measures.limits[pair] = UNPASSED
+        if row in reordered:
+            measures.reordered.add(pair)
         if row in masks and measures.equal[pair]:
             measures.masks[pair] = masks[row]
         elif row in masks:
@@ -107,6 +111,7 @@ def conclude_live(
         kink_of=lambda pair: kinks.get(rows[pair]),
         step_noise_of=lambda pair: step_noise.get(rows[pair]),
         keeps_gradients=bool(step_noise),
+        is_reordered=lambda pair, allowed: pair in measures.reordered,
         choices=LiveChoiceReader(choices, rows),
         other_gelus={pair for pair, row in enumerate(rows) if row in other_gelus},
     )
@@ -127,7 +132,7 @@ def conclude_live(
         policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
-        lost = {left.key(row) for row in alignment.only_reference.tolist()}
+        lost = without_reordered({left.key(row) for row in alignment.only_reference.tolist()}, matched)
         builder = matched.finding_builder(judgement, structure, isolated=True)
         gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}
         untied = matched.settings.untied_parameters if judgement.born else set()

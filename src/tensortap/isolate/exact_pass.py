@@ -44,8 +44,9 @@ class ExactPass(Isolator):
         clock: Clock,
         reference: ReferenceRecords,
         is_mask: Callable[[Key], bool],
+        is_reordered: Callable[[Key], bool],
     ) -> None:
-        receiver = cast(Comparator, _Receiver(self._show, is_mask, reference))
+        receiver = cast(Comparator, _Receiver(self._show, is_mask, is_reordered, reference))
         book = CoverageBook([], [], kinds)
         super().__init__(framework, tree, chosen, Selection(kinds=kinds), clock, book, receiver, reference, None)
         self.seen: Callable[[Any, Key], None] = lambda *_: None
@@ -147,11 +148,16 @@ class _Receiver:
     """Takes the place of a comparator: the tensors go to `show`, the rest is of no interest."""
 
     def __init__(
-        self, show: Callable[[Any, Key], None], is_mask: Callable[[Key], bool], reference: ReferenceRecords
+        self,
+        show: Callable[[Any, Key], None],
+        is_mask: Callable[[Key], bool],
+        is_reordered: Callable[[Key], bool],
+        reference: ReferenceRecords,
     ) -> None:
         self._show = show
         self._reference = reference
         self.is_mask = is_mask
+        self.is_reordered = is_reordered
 
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self._show(tensor, key)

@@ -102,6 +102,8 @@ class Truth:
         self._pass: ExactPass | None = None
         self.is_mask: Callable[[Key], bool] = lambda _: False
         """Returns whether a tensor of the candidate is a mask, which each model takes in its own convention."""
+        self.is_reordered: Callable[[Key], bool] = lambda _: False
+        """Returns whether a tensor of the candidate has its tokens in an order of its own."""
 
     # --- the calls of the model --------------------------------------------------------------------------------
     def begin(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None:
@@ -169,7 +171,8 @@ class Truth:
         if backward and call.repeated:
             self.failures[_REPEATED], backward = None, False
         kinds = (*_FORWARD, *(self._gradients if backward else ()))
-        exact = ExactPass(self._framework, tree, chosen, kinds, call.clock, self._reference, self.is_mask)
+        told = self.is_mask, self.is_reordered
+        exact = ExactPass(self._framework, tree, chosen, kinds, call.clock, self._reference, *told)
         self._pass = exact
         exact.seen, exact.spoilt = self._measure, self._note_spoilt
         exact.parameter_gradient = totals.add

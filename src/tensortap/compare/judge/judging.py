@@ -47,6 +47,7 @@ from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.kinks import CrossedKink, few_steps
+from tensortap.compare.measure.token_order import LEAST_REORDERED, OTHER_ORDER
 from tensortap.core.records import GRADIENT_KINDS, STATUSES
 
 __all__ = ["CallsWithoutGradient", "Judgement", "PairJudge", "are_nearly"]
@@ -257,6 +258,10 @@ class PairJudge:
             evidence.discount(row)
             self.status[row], self.rule[row] = "unjudged", FOLLOWS_HIDDEN
             return
+        if too_far and not propagated and self._is_in_other_order(row):
+            evidence.discount(row)
+            self.status[row], self.rule[row] = "unjudged", OTHER_ORDER
+            return
         if is_broken:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
         elif error <= self.tolerance[row]:
@@ -402,6 +407,20 @@ class PairJudge:
             return bool(differ) and not self.pairs.selects_other_rows(row, differ)
         call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
         return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
+
+    def _is_in_other_order(self, row: int) -> bool:
+        """Whether a value inside code that was given choices has the same tokens in another order: experts may take
+        them one by one, sorted or as they come. What that code returns is compared as usual."""
+        structure = self.structure
+        call = structure.call_of(row) if structure.kind[row] in _FLOWING else None
+        apart = self.evidence.error[row] > LEAST_REORDERED and not self.evidence.policy.fixed
+        around = call.parent if call is not None and apart else None
+        while around is not None:
+            given = around.of("input")
+            if any(structure.integers[each] and structure.makers.get(structure.tensor[each]) for each in given):
+                return self.pairs.is_reordered(row, max(self.tolerance[row], self.pairs.base[row]))
+            around = around.parent
+        return False
 
     def _may_be_sorted(self, row: int) -> bool:
         """Whether a list of all tokens may have them in another order than positions have, as sorted by their experts.

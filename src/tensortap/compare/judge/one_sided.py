@@ -30,6 +30,7 @@ __all__ = [
     "find_missing_in_isolation",
     "find_uncalled_modules",
     "find_uncertain_modules",
+    "without_reordered",
 ]
 
 _MOST = 1000
@@ -51,9 +52,9 @@ def find_missing_in_isolation(
     side = matched.reference
     unfinished = _unfinished(matched)
     alone = [(row, side.key(row)) for row in matched.alignment.only_reference.tolist()]
-    # A value of another shape is not replaced, and its gradient is not compared.
-    reshaped = matched.alignment.reference[np.flatnonzero(matched.measures.reshaped)].tolist()
-    lost = {key for _, key in alone} | {side.key(row) for row in reshaped}
+    # A value of another shape, or with tokens in another order, is not replaced, and its gradient is not compared.
+    unreplaced = {*np.flatnonzero(matched.measures.reshaped).tolist(), *matched.measures.reordered}
+    lost = {key for _, key in alone} | _keys_of(matched, unreplaced)
     missing = [(row, key) for row, key in alone if key.step != unfinished and _is_expected(key, parameters)]
     further = _called_further(matched)
     missing = [(row, key) for row, key in missing if not _lacks_its_value(key, lost)]
@@ -64,6 +65,17 @@ def find_missing_in_isolation(
     ]
     cuts = _find_cuts(matched, structure, isolation, missing)
     return cuts or _find_ends(matched, structure, isolation, missing, wrong=wrong)
+
+
+def without_reordered(keys: Collection[Key], matched: Matched) -> set[Key]:
+    """Return the keys without gradients of values that a check did not replace, as their tokens are in another order:
+    these are not compared."""
+    values = _keys_of(matched, matched.measures.reordered)
+    return {key for key in keys if key.phase != "backward" or not _lacks_its_value(key, values)}
+
+
+def _keys_of(matched: Matched, pairs: Collection[int]) -> set[Key]:
+    return {matched.reference.key(row) for row in matched.alignment.reference[list(pairs)].tolist()}
 
 
 def _called_further(matched: Matched) -> set[tuple[int, int, str]]:

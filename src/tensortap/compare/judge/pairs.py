@@ -67,6 +67,8 @@ class Pairs:
     """Returns how a pair differs without the elements that crossed a kink; None if that is not known."""
     selects_other_rows: Callable[[int, Iterable[int]], bool] = lambda pair, sources: False
     """Whether each side of a pair consists of rows of one of these pairs, and the two sides of other rows."""
+    is_reordered: Callable[[int, float], bool] = lambda pair, allowed: False
+    """Whether a pair has the same rows in another order, up to a relative error."""
     choices: ChoiceSource | None = None
     """Tells how choices of experts differ; None if ties of routers are not looked for."""
     step_noise_of: Callable[[int], float | None] = lambda pair: None

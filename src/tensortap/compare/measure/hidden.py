@@ -26,6 +26,7 @@ __all__ = [
     "UNREAD_POSITIONS",
     "HiddenPositions",
     "blind_positions",
+    "nearest_tokens",
     "see_nothing",
 ]
 
@@ -57,15 +58,20 @@ def blind_positions(hidden: Array) -> Positions | None:
     return np.asarray(np.all(hidden, axis=(*heads, hidden.ndim - 1)), bool)
 
 
-def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
-    """Return which rows have none on the other side, at any place, that is equal up to rounding."""
+def nearest_tokens(ours: Array, theirs: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return how far each row is from the nearest one of the other side, at any place, and its norm."""
     left, right = (each.reshape(len(each), -1).astype(np.float64) for each in (ours, theirs))
     direction = np.random.default_rng(0).standard_normal(left.shape[1])
     places = np.argsort(right @ direction)
     first = np.searchsorted((right @ direction)[places], left @ direction)
     near = [places[np.clip(first + step, 0, len(places) - 1)] for step in range(-_NEAR, _NEAR)]
     apart = np.min([np.linalg.norm(left - right[each], axis=1) for each in near], axis=0)
-    sizes = np.linalg.norm(left, axis=1)
+    return apart, np.linalg.norm(left, axis=1)
+
+
+def _tokens_without_equal(ours: Array, theirs: Array) -> npt.NDArray[np.bool_]:
+    """Return which rows have none on the other side, at any place, that is equal up to rounding."""
+    apart, sizes = nearest_tokens(ours, theirs)
     off = np.divide(apart, sizes, out=np.where(apart > 0, np.inf, 0.0), where=sizes > 0)
     epsilon = max(float(ml_dtypes.finfo(each.dtype).eps) for each in (ours, theirs))
     # Numbers in a long dtype may have been computed in a short one.

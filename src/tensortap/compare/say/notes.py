@@ -18,6 +18,7 @@ from tensortap.compare.judge.unread import UNREAD, UNREAD_PADDING, UNREAD_ROUGHL
 from tensortap.compare.matched import Matched
 from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.measures import OTHER_LAYOUT
+from tensortap.compare.measure.token_order import OTHER_ORDER
 from tensortap.compare.say import beside, sentence
 from tensortap.compare.say.loop import loop_notes
 from tensortap.compare.say.operators import operator_notes
@@ -133,11 +134,14 @@ def count_unjudged_by_ties(judgement: Judgement) -> int:
 def _unread(judgement: Judgement) -> list[str]:
     """Return a note on differences that nothing reads."""
     counts = {why: judgement.rule.count(why) for why in (UNREAD, UNREAD_PADDING, UNREAD_ROUGHLY, FOLLOWS_HIDDEN)}
-    return [
+    notes = [
         f"not judged: {times:,} pair{'s' * (times > 1)} that begin in the forward pass; {why}"
         for why, times in counts.items()
         if times
     ]
+    if times := judgement.rule.count(OTHER_ORDER):
+        notes.append(f"not judged: {times:,} pair{'s' * (times > 1)}; {OTHER_ORDER}")
+    return notes
 
 
 def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
