@@ -88,3 +88,40 @@ def test_a_containers_own_parameter_is_made_by_its_own_code(tmp_path: Path, monk
     with torch.autocast("cpu", torch.bfloat16):
         tt.compare(reference, captured(tmp_path / "b", False))
     assert found[".scale"] and not found["head.weight"]
+
+
+class WithTerm(nn.Module):
+    """Returns a term of its loss, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x).tanh()
+        term = hidden.square().mean()
+        return nn.functional.cross_entropy(self.head(hidden), labels) + 0.01 * term, term
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary", "isolated"])
+def test_a_term_of_a_loss_inside_a_graph_has_its_gradient_there(tmp_path: Path, way: str) -> None:
+    def run(model: nn.Module) -> None:
+        random = torch.Generator().manual_seed(1)
+        model(torch.randn(32, 8, generator=random), torch.randint(4, (32,), generator=random))[0].backward()
+
+    torch.manual_seed(0)
+    model = WithTerm()
+    keep = "summary" if way == "summary" else "tensors"
+    with tt.capture(model, tmp_path / "a", keep=keep):
+        run(model)
+    model.zero_grad()
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    if way == "isolated":
+        with tt.check(compiled, tmp_path / "a") as check:
+            run(compiled)
+        result = check.result
+    else:
+        with tt.capture(compiled, tmp_path / "b", keep=keep):
+            run(compiled)
+        result = tt.compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "match", result.sentence

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tensortap.compare.judge.causes import is_within
 from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 
@@ -22,8 +23,12 @@ def lost_terms(matched: Matched) -> Callable[[int, Key], bool]:
     left, right, alignment = matched.reference, matched.candidate, matched.alignment
     own = alignment.only_candidate[right.kind.among(("grad_output",))[alignment.only_candidate]]
     elsewhere = {(key.step, key.micro) for key in map(right.key, own.tolist())}
+    alone = left.called - right.called if matched.plan is None else frozenset[str]()
+    unseen = [name for name in alone if right.may_have(name)]
 
     def is_term(row: int, key: Key) -> bool:
+        if any(is_within(name, key.module) for name in unseen):
+            return False  # code that runs unseen, as in a compiled graph, may compute the loss there
         if key.kind != "grad_output" or int(left.elements[row]) != 1 or (key.step, key.micro) in elsewhere:
             return False  # where the candidate has a gradient of its own, it may compute the term there
         weight = float(left.l2[row])
