@@ -137,6 +137,10 @@ FOUND = [
     ("mimo_v2", "last-padding-seen", "bf16", "tensors"),  # a mask that hides something else, where gradients are rough
     ("xlstm", "labels-smoothed", "bf16", "summary"),  # the gradient of a loss, which no attention made
     ("speecht5", "frames-not-shifted", "bf16", "isolated"),  # labels that are left out by their number
+    ("fastspeech2", "energy-of-pitch", "float32", "isolated"),  # flags of padding that are no mask of keys
+    ("gemma4", "shared-keys-detached", "float32", "tensors"),  # keys that a layer takes from a collection
+    ("mllama", "intermediate-of-last", "float32", "isolated"),  # another of several states
+    ("mllama", "tiles-not-embedded", "bf16", "summary"),  # a module that is left out, and adds little
 ]
 
 
@@ -174,6 +178,18 @@ def test_right_runs_with_hidden_tokens_sorted_by_expert_do_not_alarm(bench: Benc
     """Each token has one expert, so that a sorted list is as long as all positions, and has them in another order."""
     (pair,) = [pair for pair in RIGHT if (pair.family, pair.name) == ("zaya", "attention, 2 steps")]
     assert (outcome := pair.judged(bench, way)).outcome == "right", str(outcome)
+
+
+@pytest.mark.parametrize("way", ["tensors", "summary", "isolated"])
+def test_right_runs_with_experts_in_a_batch_do_not_alarm(bench: Bench, way: str) -> None:
+    """The activation inside gets the same tokens in another order."""
+    (pair,) = [pair for pair in RIGHT if (pair.family, pair.setting) == ("nemotron_h", "batched experts")]
+    assert (outcome := pair.judged(bench, way)).outcome == "right", str(outcome)
+
+
+def test_a_block_that_is_called_twice_may_be_checkpointed(bench: Bench) -> None:
+    (pair,) = [pair for pair in RIGHT if (pair.family, pair.setting) == ("perceiver", "checkpointed")]
+    assert (outcome := pair.judged(bench, "summary")).outcome == "right", str(outcome)
 
 
 def test_gradients_of_points_that_sample_rounded_values_do_not_alarm(bench: Bench) -> None:
