@@ -536,3 +536,4 @@ def test_code_that_leaves_a_module_out_is_named_and_no_optimizer(tmp_path: Path,
     result = tt.compare(tmp_path / "a", tmp_path / "b")
     assert result.first is not None and result.first.cause == "missing_gradient", result.sentence
     assert (result.first.module, result.first.key.module) == ("", "branch")
+    assert "though the reference has it: (root) never calls branch" in result.sentence

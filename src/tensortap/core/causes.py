@@ -13,7 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["CAUSES", "CONTAINER_CAUSES", "LAYOUT_CAUSES", "OUTSIDE_CAUSES", "PARAMETER_CAUSES", "Cause", "CauseWording"]
+__all__ = [
+    "CAUSES", "CONTAINER_CAUSES", "LAYOUT_CAUSES", "OUTSIDE_CAUSES", "PARAMETER_CAUSES", "UNCALLED", "Cause",
+    "CauseWording",
+]  # fmt: skip
+
+UNCALLED = "the reference has one, and the candidate never calls the module"
+"""The rule of a gradient that never comes because code leaves a module out."""
 
 
 class Cause(str, Enum):

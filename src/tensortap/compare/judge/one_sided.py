@@ -18,7 +18,7 @@ from tensortap.compare.judge.newly_detached import find_newly_detached
 from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
 from tensortap.compare.judge.structure import CallRows, Ints, Spot, Structure
 from tensortap.compare.matched import Matched
-from tensortap.core.causes import Cause
+from tensortap.core.causes import UNCALLED, Cause
 from tensortap.core.records import GRADIENT_KINDS, Finding, Key
 
 __all__ = [
@@ -183,7 +183,7 @@ def find_uncalled_modules(matched: Matched, structure: Structure, born: Sequence
         around = (name for name in _around(key.module) if structure.calls_of_module.get((scope, name)))
         if (caller := next(around, None)) is not None:
             named.add((rank, key.module))
-            found[row] = _missing_finding(matched, row, key, caller)
+            found[row] = _missing_finding(matched, row, key, caller, UNCALLED)
     return found
 
 
@@ -503,7 +503,9 @@ def _around(module: str) -> Iterator[str]:
         yield module
 
 
-def _missing_finding(matched: Matched, row: int, key: Key, container: str | None) -> Finding:
+def _missing_finding(
+    matched: Matched, row: int, key: Key, container: str | None, rule: str = "the reference has one"
+) -> Finding:
     in_container = container is not None and key.kind != "param_grad" and is_within(key.module, container)
     return Finding(
         key=key,
@@ -513,7 +515,7 @@ def _missing_finding(matched: Matched, row: int, key: Key, container: str | None
         cause=Cause.MISSING_IN_CONTAINER if in_container else Cause.MISSING_GRADIENT,
         difference=None,
         tolerance=0.0,
-        rule="the reference has one",
+        rule=rule,
         inputs_matched=True,
         container=container,
         counterpart=matched.names.get(key.module if container is None else container),

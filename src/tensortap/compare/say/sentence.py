@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tensortap.compare.judge.rules import SAME_MASK
 from tensortap.core.arguments import ABSENT, ArgumentDifference, in_words
-from tensortap.core.causes import CAUSES, OUTSIDE_CAUSES, PARAMETER_CAUSES, Cause, CauseWording
+from tensortap.core.causes import CAUSES, OUTSIDE_CAUSES, PARAMETER_CAUSES, UNCALLED, Cause, CauseWording
 from tensortap.core.records import Finding, Key, display_name
 
 __all__ = [
@@ -90,12 +90,20 @@ def describe_divergence(
         "more": f" and {others:,} more" if others else "",
         "it": "the first" if others else "it",
         "start": f"step {first.key.step}, the first that takes part" if first.key.step else "the first step",
-        "cut_by": f": {display_name(first.module)} cuts it off" if first.container is not None else "",
+        "cut_by": _cut_by(first),
         "elsewhere": elsewhere if first.counterpart is not None else "",
         "sources": _sources(first, wording, ran_alike),
         **layout_slots(first),
     }
     return wording.sentence.format(**slots)
+
+
+def _cut_by(first: Finding) -> str:
+    """Say which code is why a gradient never comes, if it is that of another module."""
+    if first.container is None:
+        return ""
+    does = f"never calls {display_name(first.key.module)}" if first.rule == UNCALLED else "cuts it off"
+    return f": {display_name(first.module)} {does}"
 
 
 def describe_isolated(
