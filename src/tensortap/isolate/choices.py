@@ -48,7 +48,7 @@ class LiveChoices:
         self._recent: deque[_Seen] = deque(maxlen=_RECENT)
         self._micro: tuple[int, int] | None = None
         self._current: list[ChangedChoice] = []
-        """Those of the current micro step."""
+        """The changed choices of the current micro step."""
 
     def see(self, row: int, key: Key, theirs: Array, reference: Callable[[], Array], equal: bool) -> None:
         """Take part in a measurement. `reference` returns the recorded tensor; it is read only if needed."""

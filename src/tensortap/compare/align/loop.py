@@ -33,7 +33,7 @@ _ALGORITHMS |= {"RAdam", "RMSProp", "RMSprop", "Rprop", "SGD"}
 kernels, may compute the same as any of them."""
 CLIPPED_INSIDE = "the optimizer of one side clips gradients itself, after they were recorded"
 _ORTHOGONAL = "muon"
-"""What the names of optimizers have in common whose steps are orthogonal matrices."""
+"""Part of the class names of optimizers whose steps are orthogonal matrices."""
 
 
 class LoopDifference(NamedTuple):

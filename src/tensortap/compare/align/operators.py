@@ -79,7 +79,7 @@ class OperatorAlignment:
     _rows: tuple[Ints, Ints] = field(default_factory=lambda: (np.empty(0, np.int64), np.empty(0, np.int64)))
     """All rows of operators of each side."""
     _shared: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    """Those in calls whose operators both sides recorded."""
+    """Rows of each side in calls whose operators both sides recorded."""
 
 
 def align_operators(

@@ -98,7 +98,7 @@ class _Held:
 
 
 class StepGradientOrigin(NamedTuple):
-    """What the gradient that an optimizer got was made from: a multiple of gradients from backward."""
+    """The origin of a gradient that an optimizer got: a multiple of gradients from backward."""
 
     factor: float
     since: int

@@ -1,4 +1,4 @@
-"""What a run of whole tensors knows beside its tensors: loop facts, plain arguments and coverage of all ranks."""
+"""Metadata of a run of whole tensors: loop facts, plain arguments and coverage of all ranks."""
 
 from __future__ import annotations
 

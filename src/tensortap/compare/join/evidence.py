@@ -1,4 +1,4 @@
-"""What joining the ranks of two runs adds to a verdict: findings, causes, notes, and what could not be judged."""
+"""Evidence from joining the ranks of two runs: findings, causes, notes, and records that could not be judged."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Unjoined:
 
 @dataclass(frozen=True)
 class Joining:
-    """What joining the ranks of two runs found."""
+    """The result of joining the ranks of two runs."""
 
     sides: dict[str, JoinedSource] = field(default_factory=dict)
     """The joined sides, by "reference" and "candidate"."""

@@ -1,4 +1,4 @@
-"""What a summary does not say of records of several ranks: norms of sums, and pairs that hold different parts."""
+"""Numbers that summaries of single ranks lack: norms of sums, and differences of pairs that hold different parts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What only the other side can decide: which of two replicas is right, and how records without a placement belong
-together.
+"""Questions that only the other side can answer: which of two replicas is right, and how records without a placement
+belong together.
 
 Sketches are linear, so the sum and the mean of the members are known from theirs. The hypothesis that is nearest to the
 other side's record is taken if it is within rounding, and far nearer than all others.

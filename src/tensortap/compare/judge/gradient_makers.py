@@ -26,7 +26,7 @@ class GradientMakers:
     calls: RowLists
     """The calls that made each of them."""
     inner: RowLists
-    """Of gradients at an input or output of a call: the other ones, which ran inside that call or used the output."""
+    """The other calls that made a gradient at an input or output: those inside the call, or that used the output."""
 
     @cached_property
     def all_calls(self) -> list[int]:

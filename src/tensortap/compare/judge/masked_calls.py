@@ -1,4 +1,4 @@
-"""What comes before any attention: a mask that hides positions explains no difference there."""
+"""Records made before any attention: a mask that hides positions explains no difference there."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Pairs:
     shown: Collection[int] = ()
     """Pairs that were measured without the positions that a mask hides."""
     in_other_order: Collection[int] = ()
-    """Those of them that may be lists of tokens in another order than positions have."""
+    """The pairs of `shown` that may be lists of tokens in another order than positions have."""
     other_lengths: Collection[int] = ()
     """Reshaped pairs that differ in the length of their first axis alone, as the tokens of an expert do."""
     kink_of: Callable[[int], CrossedKink | None] = lambda pair: None

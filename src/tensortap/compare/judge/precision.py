@@ -75,7 +75,7 @@ class TruthPairs:
 
     measures: Mapping[int, TruthMeasure]
     of: str
-    """Whose result it is, in words: "float64"."""
+    """The origin of the truth in words, such as "float64"."""
     of_reference: bool | None
     """Whether the truth is a result of the reference's own code, or of the candidate's; None if a third run has it."""
     dtypes: Callable[[int], tuple[str, str]]
@@ -87,12 +87,12 @@ class TruthPairs:
     unjudged: tuple[str, ...] = ()
     """Modules that differ and have no truth."""
     errors: Mapping[int, TruthErrors] = field(default_factory=dict)
-    """Of free runs: the distances of both sides by pair, which have accumulated up to there."""
+    """In free runs: the distances of both sides by pair, accumulated up to that pair."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What the truth adds to a comparison."""
+    """Findings and measurements that the truth adds to a comparison."""
 
     findings: list[Finding] = field(default_factory=list)
     """Modules of the candidate that are less exact than the reference's, within tolerance; the earliest first."""

@@ -1,4 +1,4 @@
-"""What a summary shows of a pair's elements at positions that no mask hides, beside others that differ anyway.
+"""Evidence in a summary about elements that no mask hides, beside hidden ones that differ anyway.
 
 Positions are not part of a summary. But the largest and the smallest element are single elements, most of them at
 positions that are shown. If one side alone has zeros at hidden positions, the norms of both sides say how much differs
@@ -27,7 +27,7 @@ _NEAR = 0.1
 
 
 class _Weights(NamedTuple):
-    """What an extreme says: if it agrees; if it does not; and if not, where it is known to be hidden, or shown."""
+    """The weight of an extreme as evidence: if it agrees; differs; differs and may be hidden; differs and is shown."""
 
     agrees: float
     differs: float
@@ -39,7 +39,7 @@ _USUAL = _Weights(-0.85, 1.6, 0.95)
 """Before a mistake, an extreme agrees in 7 of 8 cases: in the eighth, it is at a hidden position. After it, 3 of 8
 agree: they are at positions that the mistake does not reach."""
 _OF_ATTENTION = _Weights(-0.45, 2.1, 1.4)
-"""What attention makes of hidden positions is small, so extremes agree in 19 of 20 cases before. After, 3 of 5 agree:
+"""Attention returns small values at hidden positions, so extremes agree in 19 of 20 cases before. After, 3 of 5 agree:
 the first position of a causal text is large, since it sees only itself, and hardly any mistake reaches it."""
 _NORM_FITS, _NORM_DIFFERS = -0.5, 6.0
 _TOO_LARGE = 3.0
@@ -47,7 +47,7 @@ _CERTAIN = 20.0
 
 
 class Sign(NamedTuple):
-    """What a record shows of its elements at positions that are not hidden."""
+    """The evidence of a record about its elements at positions that are not hidden."""
 
     weight: float
     """How much it speaks for a mistake at, or before, the record; negative if against one."""

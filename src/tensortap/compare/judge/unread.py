@@ -53,7 +53,7 @@ class UnreadDifferences:
     rows: frozenset[int] = field(default_factory=frozenset)
     why: str = UNREAD
     agreeing: frozenset[int] = field(default_factory=frozenset)
-    """Those of them that are gradients of parameters: these agree."""
+    """The rows among these that are gradients of parameters: these agree."""
 
     def without(self, judgement: Judgement) -> Judgement:
         """Return the judgement with these rows unjudged."""

@@ -227,7 +227,7 @@ def _changed_by(apart: float, experts: int, tokens: int) -> int | None:
 
 
 class ChoiceSource(Protocol):
-    """What ties need to know about the choices of pairs."""
+    """Access of `Ties` to the choices of pairs."""
 
     def may_be_choice(self, pair: int) -> bool: ...
 

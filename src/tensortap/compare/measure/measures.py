@@ -64,7 +64,7 @@ class Measures:
     shown: set[int] = field(default_factory=set)
     """Pairs that were measured without the positions that a mask hides."""
     in_other_order: set[int] = field(default_factory=set)
-    """Those of them that may be lists of tokens in another order than positions have."""
+    """The pairs of `shown` that may be lists of tokens in another order than positions have."""
     reordered: set[int] = field(default_factory=set)
     """Pairs of a check that have the same tokens in another order, and were not replaced."""
     withdrawn: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What ranges and counts of summaries show beside masks: extremes of pairs, and whether positions may see nothing."""
+"""Evidence of ranges and counts beside masks: extremes of pairs, and whether positions may see nothing."""
 
 from __future__ import annotations
 

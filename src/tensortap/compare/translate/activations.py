@@ -17,7 +17,7 @@ _NEAR = 1e-3
 
 
 class ActivationSums(NamedTuple):
-    """What a summary says about the values of a tensor."""
+    """The numbers of a summary by which activations are recognised."""
 
     elements: float
     zeros: float

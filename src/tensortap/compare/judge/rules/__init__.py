@@ -122,7 +122,7 @@ class Tolerance(NamedTuple):
     rule: str
     """The name of the rule that allows it."""
     recorded: float
-    """What is allowed without rules for something that was not recorded."""
+    """The error allowed without the rules for unrecorded values."""
 
 
 def find_tolerance(pair: JudgedPair) -> Tolerance:

@@ -47,11 +47,11 @@ class PairColumns:
     kind: str
     rows: Ints
     sources: Ints
-    """Those of all pairs, one after the other."""
+    """The sources of all pairs, one pair after the other."""
     counts: Ints
     """Number of sources of each pair."""
     flags: npt.NDArray[np.uint8]
-    """What `steps.facts` has about each pair."""
+    """The flags of each pair, as `steps.facts` sets them."""
     judged: int
     """All pairs before this one are judged; those from there on count as right."""
 

@@ -81,8 +81,9 @@ def _error_of_cancelled_sum(pair: JudgedPair) -> float:
 
 
 def _error_of_cancelled_product(pair: JudgedPair) -> float:
-    """What a matrix makes of its input sums products. If these cancel out, as in scores that a softmax ignores but for
-    their differences, the sum is smaller than one of terms with random signs, and their errors are large against it."""
+    """Return the error of a product with a matrix whose terms cancel out, as in scores of which a softmax reads only
+    differences: the sum is smaller than one of terms with random signs, and the errors of the terms are large
+    compared with it."""
     evidence, dimensions = pair.evidence, pair.evidence.pairs.dimensions
     if pair.kind != "output" or pair.base >= SHORT or pair.is_made_by_container:
         return 0.0

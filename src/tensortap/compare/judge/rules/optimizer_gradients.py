@@ -35,7 +35,7 @@ class _StepNorms(NamedTuple):
 
 @dataclass
 class GradientsSoFar:
-    """What the gradients of a parameter that differ show, up to a step. An optimizer may have them in its moments."""
+    """The differing gradients of a parameter up to a step. An optimizer may have them in its moments."""
 
     evidence: Evidence
     rows: list[int]

@@ -254,8 +254,8 @@ def _is_of_loss(pair: JudgedPair) -> bool:
 
 
 def _unrecorded_loss(pair: JudgedPair) -> float:
-    """What a loss cancels out in the gradients of the last module, if the gradient at its output was not recorded: see
-    `_cancelled_loss`. A bias sums it over all rows, a weight with the inputs of each row."""
+    """Return the error of the last module's gradients whose terms cancel out in the loss, if the gradient at its output
+    was not recorded: see `_cancelled_loss`. A bias sums it over all rows, a weight with the inputs of each row."""
     if not _lacks_terms(pair) or pair.base >= SHORT:
         return 0.0
     evidence, structure = pair.evidence, pair.evidence.structure

@@ -51,7 +51,7 @@ class Chunk:
     parts: Sequence[StepPart]
     rows: Ints
     sources: Ints
-    """Of all pairs, one after the other."""
+    """The sources of all pairs, one pair after the other."""
     counts: Ints
     flags: npt.NDArray[np.uint8]
     ways: npt.NDArray[np.uint8]

@@ -51,7 +51,7 @@ class SummedFacts:
     inputs: RowLists
     """The inputs of the calls that used the parameter."""
     outputs: RowLists
-    """What these calls returned."""
+    """The outputs of these calls."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
 
 
 class _ModuleFacts:
-    """What the records of one module in one scope have in common."""
+    """Facts that all records of one module in one scope share."""
 
     def __init__(self, step: StepStructure, columns: RecordColumns, scope: tuple[int, int, int], module: str) -> None:
         has_state = bool(step.parameters_of) and (*scope[:2], module) in step.parameters_of

@@ -41,7 +41,7 @@ _NONE_LACK = CallsWithoutGradient()
 
 @dataclass
 class _Progress:
-    """What happened since the tolerances of a chunk were worked out."""
+    """Counts of events since the tolerances of a chunk were computed."""
 
     lacking: int
     """Number of calls without a gradient that are taken into account."""

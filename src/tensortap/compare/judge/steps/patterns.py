@@ -1,4 +1,4 @@
-"""What steps that repeat each other, record by record, have in common."""
+"""Facts that steps share if they repeat each other record by record."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class CallRows:
 
 
 class RecordColumns(Protocol):
-    """What is known of each record, by row."""
+    """The columns of each record that its structure depends on, by row."""
 
     @property
     def tensor(self) -> Sequence[int]: ...
@@ -91,8 +91,8 @@ class Sources(NamedTuple):
 
     rows: Sequence[int]
     sent: Sequence[int] = ()
-    """What the users of an output send back. If it is much less than the output's gradient, the code around uses the
-    output as well, and then `around` are sources, too."""
+    """The gradients that users of an output send back. If they are much less than the output's gradient, the code
+    around uses the output as well, and then `around` are sources, too."""
     around: Sequence[int] = ()
 
     def map(self, move: Callable[[int], int]) -> Sources:

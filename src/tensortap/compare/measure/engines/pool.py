@@ -23,7 +23,7 @@ from tensortap.errors import TensortapError
 __all__ = ["Outcome", "PoolEngine", "WorkerDied", "WorkerPool", "measure_batch"]
 
 Outcome = tuple[str, Any]
-"""What a worker returns: ("parts", (lengths, all parts as one array)), or the name of an error and its message."""
+"""The result of a worker: ("parts", (lengths, all parts as one array)), or the name of an error and its message."""
 _PARTS = "parts"
 _MOST_DEATHS = 3
 """Workers that may die over one batch before it is given up."""
