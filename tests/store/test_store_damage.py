@@ -223,7 +223,7 @@ def test_paths_that_are_not_runs(tmp_path):
     with pytest.raises(RunUnreadable, match="runs in it: a"):
         open_run(tmp_path)
     (tmp_path / "a/run.json").unlink()
-    with pytest.raises(RunUnreadable, match="not whole"):
+    with pytest.raises(RunUnreadable, match="looks like an incomplete copy of a run"):
         open_run(tmp_path / "a")
 
 
