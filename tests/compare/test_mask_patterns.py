@@ -13,7 +13,7 @@ from made_runs import Seen, values, write
 
 import tensortap as tt
 from tensortap.compare.measure.hidden import HiddenPositions
-from tensortap.compare.measure.masks import in_convention_of
+from tensortap.compare.measure.masks import NONE, SUM, in_convention_of, mask_of
 from tensortap.core.records import Comparison
 from tensortap.kernels import summarize
 
@@ -128,6 +128,59 @@ def test_no_mask_at_all(tmp_path: Path, keep: bool) -> None:
         lost = compared(tmp_path, padded[0], padded[1], keep, off=0.5)
         assert lost.first is not None and (lost.first.module, lost.first.cause) == ("block", cause), lost.sentence
         assert "mask to block.attn (input mask)" in lost.sentence
+
+
+def summed(hidden: Array, ours: float, theirs: float) -> Array:
+    """A causal mask of one number plus a mask of padding of another, which hide `hidden` together."""
+    future = np.triu(np.ones(hidden.shape[-2:], bool), 1)
+    padding = hidden.all(axis=-2, keepdims=True)
+    parts = np.where(future, ours, 0), np.where(padding, theirs, 0), np.where(hidden & ~future & ~padding, ours, 0)
+    return sum(parts).astype(np.float32)
+
+
+SUMS = {"-1e9": (-1e9, -1e9), "-1e4": (-1e4, -1e4), "-inf and -1e9": (-np.inf, -1e9)}
+
+
+@KEEP
+@pytest.mark.parametrize("theirs", [*SUMS, "boolean", "float32", "-inf", "-1e4 alone"])
+@pytest.mark.parametrize("ours", SUMS)
+def test_a_sum_of_masks_hides_what_either_hides(tmp_path: Path, ours: str, theirs: str, keep: bool) -> None:
+    def mask(convention: str, hidden: Array) -> Array:
+        if convention in SUMS:
+            return summed(hidden, *SUMS[convention])
+        return np.asarray(CONVENTIONS[convention.removesuffix(" alone")](hidden))
+
+    hidden, more = causal(), causal(padding=4)
+    result = compared(tmp_path, mask(ours, hidden), mask(theirs, hidden), keep)
+    assert result.verdict == "match", result.sentence
+    assert bool(result.counts.get("unjudged")) <= (not keep), "a summary does not show which elements a sum hides"
+    result = compared(tmp_path, mask(ours, hidden), mask(theirs, more), keep, off=0.1)
+    assert result.first is not None and result.first.key.path == "mask", result.sentence
+    shifted = np.roll(hidden, 1, axis=-1)  # as many elements
+    result = compared(tmp_path, mask(ours, hidden), mask(theirs, shifted), keep, off=0.1)
+    assert result.verdict == "diverged"
+    assert not keep or (result.first is not None and result.first.key.path == "mask"), result.sentence
+
+
+def test_large_numbers_are_not_a_sum_of_masks() -> None:
+    numbers = -np.abs(values(3, (4, 24))) * 1e5
+    numbers[0, :4] = 0
+    assert mask_of(numbers) == NONE
+    mask = summed(causal(), -1e9, -1e9)
+    assert mask_of(mask) == SUM
+    mask[0, 0, 3, 3] = -1.0
+    assert mask_of(mask) == NONE, "it lets something of an element through"
+
+
+@KEEP
+def test_two_tensors_of_large_numbers_are_compared_as_numbers(tmp_path: Path, keep: bool) -> None:
+    numbers = -np.abs(values(3, (2, 1, 24, 24))) * 1e4 - 2e4
+    numbers[0, 0, 0, :4] = 0
+    other = numbers.copy()
+    other[1, 0, 2:8] *= 1.01
+    assert compared(tmp_path, numbers, numbers * np.float32(1 + 1e-7), keep).verdict == "match"
+    result = compared(tmp_path, numbers, other, keep)
+    assert result.first is not None and result.first.key.path == "mask" and "is off by" in result.sentence
 
 
 def two_attentions(mask: Array | None, off: tuple[float, float]) -> list[Seen]:

@@ -27,6 +27,7 @@ from tensortap.compare.measure.visible import have_same_padding
 __all__ = ["measure_masks"]
 
 _OTHER_SHAPE = "masks of two shapes, of which summaries do not show whether they hide the same"
+_SUM_OF_MASKS = "sums of masks, of which summaries do not show whether they hide the same"
 _TWO_SHAPES = "of one shape", "of another"
 
 
@@ -54,6 +55,8 @@ def measure_masks(
             from_sketches.append(pair)
     for pair, found in pattern_differences(reference, candidate, alignment, from_sketches).items():
         measures.take_mask(pair, found)
+        if not found.exact and not found.differing:
+            measures.limits[pair] = _SUM_OF_MASKS
     if len(pairs):
         _keep_equal_masks(measures, reference, candidate, alignment)
 

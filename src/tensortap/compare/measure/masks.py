@@ -49,12 +49,19 @@ __all__ = [
 Array = npt.NDArray[Any]
 Codes = npt.NDArray[np.int8]
 
-NONE, OPEN, FLAGS, NUMBER, EDGE = range(5)
-"""No mask; all zeros; 0 and 1 with 1 for what it lets through; 0 and one low number; 0 and the edge or -inf."""
-_WORDS = {OPEN: "all zeros", FLAGS: "0 and 1", NUMBER: "additive", EDGE: "additive"}
+NONE, OPEN, FLAGS, NUMBER, EDGE, SUM = range(6)
+"""No mask; all zeros; 0 and 1 with 1 for what it lets through; 0 and one low number; 0 and the edge or -inf; 0 and
+several low numbers, with or without the edge or -inf, as the sum of a causal mask and one of padding."""
+_WORDS = {OPEN: "all zeros", FLAGS: "0 and 1", NUMBER: "additive", EDGE: "additive", SUM: "additive"}
 _BROADCAST = "broadcast"
 _LOW = -50.0
 """A summand from which on nothing is left of an element after a softmax: its share is below any dtype's rounding."""
+_SUMMAND = -9e3
+"""The mean of the low numbers in a sum of masks. Biases of attention, as for distances, are nearer to zero."""
+_ALIKE = 0.64
+"""Squared mean over mean square from which on numbers are alike: four times the least of them is the greatest."""
+_FACTOR = 1e-6
+"""Distance of the cosine of two sketches from 1 up to which one is a multiple of the other."""
 _FORWARD = ("input", "output")
 
 
@@ -113,7 +120,18 @@ def conventions(side: Side) -> Codes:
     """Return for each record which kind of mask it is, from its summary."""
     if not len(side):
         return np.empty(0, np.int8)
-    numbers = (side.elements, side.nan, side.posinf, side.neginf, side.zeros, side.edge, side.min, side.max, side.l1)
+    numbers = (
+        side.elements,
+        side.nan,
+        side.posinf,
+        side.neginf,
+        side.zeros,
+        side.edge,
+        side.min,
+        side.max,
+        side.l1,
+        side.l2,
+    )
     return _conventions(_real(side)[side.dtype.codes], *numbers)
 
 
@@ -142,9 +160,20 @@ def _real(side: Side) -> Bools:
 
 
 def _conventions(
-    real: Any, elements: Any, nan: Any, posinf: Any, neginf: Any, zeros: Any, edge: Any, low: Any, high: Any, l1: Any
+    real: Any,
+    elements: Any,
+    nan: Any,
+    posinf: Any,
+    neginf: Any,
+    zeros: Any,
+    edge: Any,
+    low: Any,
+    high: Any,
+    l1: Any,
+    l2: Any,
 ) -> Codes:
     others = elements - zeros
+    ordinary = others - edge - neginf
     with np.errstate(invalid="ignore", over="ignore"):
         flags = (low >= 0) & (high <= 1) & (nan + posinf + neginf == 0) & (others > 0) & (l1 == others)
         flags |= ~np.asarray(real) & (zeros == elements) & (elements > 0)
@@ -152,8 +181,10 @@ def _conventions(
         number = additive & (edge + neginf == 0) & (high == 0) & (low <= _LOW)
         number &= np.abs(l1 + low * others) <= 1e-6 * np.abs(low)
         at_edge = additive & (edge + neginf > 0) & (edge + neginf == others) & ~(high > 0)
+        summed = additive & (high == 0) & (ordinary > 0) & ~number & (l1 >= -_SUMMAND * ordinary)
+        summed &= np.square(l1) >= _ALIKE * ordinary * np.square(l2)
     found = np.where(additive & (zeros == elements), OPEN, NONE)  # np.select fails where np.bool is replaced
-    for condition, code in ((at_edge, EDGE), (number, NUMBER), (flags, FLAGS)):
+    for condition, code in ((at_edge, EDGE), (number, NUMBER), (summed, SUM), (flags, FLAGS)):
         found = np.where(condition, code, found)
     return found.astype(np.int8)
 
@@ -189,7 +220,7 @@ def equal_masks(reference: Side, candidate: Side, alignment: Alignment, equal: B
         return []
     rows = alignment.reference[pairs]
     kinds = conventions(reference)[rows]
-    masks = (kinds == NUMBER) | (kinds == EDGE) | ((kinds == FLAGS) & reference.dtype.among(("bool",))[rows])
+    masks = (kinds >= NUMBER) | ((kinds == FLAGS) & reference.dtype.among(("bool",))[rows])
     masks &= reference.kind.among(("input",))[rows] & (reference.zeros[rows] < reference.elements[rows])
     masks &= (reference.zeros[rows] > 0) & ~candidate.reordered[alignment.candidate[pairs]]
     return [pair for pair in pairs[masks].tolist() if len(reference.shape(int(alignment.reference[pair]))) > 2]
@@ -266,9 +297,10 @@ def mask_of(array: Array, summary: Summary | None = None) -> int:
     if array.dtype.kind == "c":
         return NONE
     s = summarize(array) if summary is None else summary
-    numbers = (s.elements, s.nan, s.posinf, s.neginf, s.zeros, s.edge, s.min, s.max, s.l1)
+    numbers = (s.elements, s.nan, s.posinf, s.neginf, s.zeros, s.edge, s.min, s.max, s.l1, s.l2)
     columns = (np.array([number]) for number in numbers)
-    return int(_conventions(np.array([dtypes.edge_of(name) < np.inf]), *columns)[0])
+    found = int(_conventions(np.array([dtypes.edge_of(name) < np.inf]), *columns)[0])
+    return NONE if found == SUM and ((array < 0) & (array > _LOW)).any() else found
 
 
 def mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
@@ -278,12 +310,23 @@ def mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
         return None
     if left + right == OPEN + FLAGS and all(dtypes.edge_of(dtypes.name_of(a.dtype)) < np.inf for a in (ours, theirs)):
         return None
+    if left == right == SUM and not _may_be_sums(ours, theirs):
+        return None
     hidden = _hidden(ours, left), _hidden(theirs, right)
     differing = int(np.count_nonzero(hidden[0] != hidden[1]))
     ambiguous = (left == FLAGS) != (right == FLAGS) and differing == ours.size > 0
     passed = int(ours.size - np.count_nonzero(hidden[0]))
     words, positions = _names((left, right), ours.dtype, theirs.dtype), blind_positions(hidden[0] & hidden[1])
     return MaskDifference(differing, ours.size, passed, True, ambiguous, words, positions)
+
+
+def _may_be_sums(ours: Array, theirs: Array) -> bool:
+    """Whether two arrays of several low numbers are masks, and not other numbers: one reaches the edge of its dtype's
+    range, or they are the same numbers times a factor."""
+    wide = [_as_infinite(each) for each in (ours, theirs)]
+    if any(np.isinf(each).any() for each in wide):
+        return True
+    return bool(np.allclose(wide[0] * (wide[1].min() / wide[0].min()), wide[1], rtol=_FACTOR, atol=0))
 
 
 def reshaped_mask_difference(ours: Array, theirs: Array) -> MaskDifference | None:
@@ -371,7 +414,8 @@ def _names(both: Sequence[int], *kinds: Any) -> tuple[str, str]:
 def pattern_differences(
     reference: Side, candidate: Side, alignment: Alignment, pairs: Sequence[int]
 ) -> dict[int, MaskDifference]:
-    """Compare masks by their sketches: an estimate of how many elements only one side hides."""
+    """Compare masks by their sketches: an estimate of how many elements only one side hides. The sketch of a sum of
+    masks does not show which elements it hides, so that only their number is compared."""
     if not pairs:
         return {}
     sides = (reference, alignment.reference), (candidate, alignment.candidate)
@@ -379,15 +423,23 @@ def pattern_differences(
     known = [(side, rows, conventions(side)) for side, rows in sides]
     found = {}
     for pair in pairs:
-        both, patterns, hidden = [], [], []
-        for side, rows, codes in known:
-            row = int(rows[pair])
-            if not side.has_sketch[row]:
-                break
-            both.append(int(codes[row]))
-            patterns.append(_pattern(side.sketches_at(rows[[pair]], size)[0], both[-1], side, row))
+        both = [int(codes[rows[pair]]) for _, rows, codes in known]
+        at = [(side, int(rows[pair])) for side, rows, _ in known]
+        patterns, hidden = [], []
+        for (side, row), code in zip(at, both, strict=True):
             zeros, elements = int(side.zeros[row]), int(side.elements[row])
-            hidden.append(zeros if both[-1] == FLAGS else elements - zeros)
+            hidden.append(zeros if code == FLAGS else elements - zeros)
+            if side.has_sketch[row]:
+                patterns.append(_pattern(side.sketches_at(np.array([row]), size)[0], code, side, row))
+        names = _names(both, *(str(side.dtype[row]) for side, row in at))
+        if SUM in both:
+            same = both == [SUM, SUM] and len(patterns) == 2 and _are_proportional(*patterns)
+            beyond = any(side.edge[row] or side.neginf[row] for side, row in at)
+            if same or beyond or both != [SUM, SUM]:  # else they may be other numbers
+                more = abs(hidden[0] - hidden[1])
+                exact = same and not more
+                found[pair] = MaskDifference(more, elements, elements - hidden[0], exact, words=names)
+            continue
         if len(patterns) < 2:
             continue
         apart = _apart(*patterns)
@@ -395,14 +447,13 @@ def pattern_differences(
             patterns[0], -_all(elements, patterns[1].size) - patterns[1]
         )
         differing = min(elements, max(apart, abs(hidden[0] - hidden[1])))
-        kinds = (str(side.dtype[int(rows[pair])]) for side, rows, *_ in known)
         passed, ambiguous = elements - hidden[0], inverted and sum(hidden) == elements
-        found[pair] = MaskDifference(differing, elements, passed, not differing, ambiguous, _names(both, *kinds))
+        found[pair] = MaskDifference(differing, elements, passed, not differing, ambiguous, names)
     return found
 
 
 def hidden_pattern(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, Array | None]]:
-    """Yield the rows that are masks, how many elements each hides, and the sketch of these; None without a sketch."""
+    """Yield the rows that are masks, how many elements each hides, and the sketch of these; None if it is not known."""
     codes = conventions(side)
     for row in rows[codes[rows] > NONE].tolist():
         zeros, code = int(side.zeros[row]), int(codes[row])
@@ -411,7 +462,15 @@ def hidden_pattern(side: Side, rows: npt.NDArray[np.int64]) -> Iterator[tuple[in
 
 
 def _sketch_of(side: Side, row: int, code: int) -> Array | None:
-    return _pattern(side.sketches_at(np.array([row]))[0], code, side, row) if side.has_sketch[row] else None
+    if code == SUM or not side.has_sketch[row]:
+        return None
+    return _pattern(side.sketches_at(np.array([row]))[0], code, side, row)
+
+
+def _are_proportional(ours: Array, theirs: Array) -> bool:
+    """Whether two sketches are those of the same numbers times a factor."""
+    product = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
+    return abs(float(ours @ theirs)) >= (1 - _FACTOR) * product > 0
 
 
 def _apart(ours: Array, theirs: Array) -> float:
