@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
+import numpy as np
+import paddle
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
@@ -15,25 +18,46 @@ _KEEP = pytest.mark.parametrize("keep", ["summary", "tensors"])
 KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "step_grad")
 
 
-def recorded(keep: str, scale: float = 1.0, dtype: torch.dtype = torch.float32, mistake: str = "") -> Any:
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
+    mistake: str = "",
+) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
+    for seed in range(2):
+        x = torch.randn(24, 16, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss = F.cross_entropy(model(x).float(), torch.arange(24) % 4)
+        scaled = scaler.scale(loss)
+        (loss if mistake == "not scaled" else scaled).backward()
+        if mistake != "not unscaled":
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def recorded(keep: str, scale: float = 1.0, dtype: torch.dtype = torch.float32, mistake: str = "") -> Any:
+    model, optimizer = build()
     with tt.capture(model, keep=keep, kinds=KINDS, optimizer=optimizer) as tap:
-        for seed in range(2):
-            x = torch.randn(24, 16, generator=torch.Generator().manual_seed(seed))
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-                loss = F.cross_entropy(model(x).float(), torch.arange(24) % 4)
-            scaled = scaler.scale(loss)
-            (loss if mistake == "not scaled" else scaled).backward()
-            if mistake != "not unscaled":
-                scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(optimizer)
-            scaler.update()
+        train(model, optimizer, scale, dtype, mistake)
     return tap.run
+
+
+def checked(reference: Any, scale: float, dtype: torch.dtype = torch.float32, mistake: str = "", **options: Any) -> Any:
+    model, optimizer = build()
+    with tt.check(model, reference, optimizer=optimizer, **options) as check:
+        train(model, optimizer, scale, dtype, mistake)
+    return check.result
 
 
 @_KEEP
@@ -58,3 +82,82 @@ def test_a_scaler_that_is_used_halfway_is_found(keep: str, mistake: str) -> None
     found = tt.compare(recorded(keep), recorded(keep, 1024.0, mistake=mistake))
     assert found.first is not None, found.sentence
     assert found.first.key.kind == ("grad_output" if mistake == "not scaled" else "step_grad"), found.sentence
+
+
+_ISOLATED = pytest.mark.parametrize("isolate", [True, False])
+
+
+@_ISOLATED
+def test_a_check_compares_scaled_gradients_at_the_scale_of_the_reference(isolate: bool) -> None:
+    for scales in (1.0, 1024.0), (1024.0, 1.0), (1024.0, 256.0):
+        found = checked(recorded("tensors", scales[0]), scales[1], isolate=isolate)
+        assert found.verdict == "match", found.sentence
+
+
+@_ISOLATED
+def test_a_check_in_float16_with_a_scaler_matches_float32(isolate: bool) -> None:
+    half = 4096.0, torch.float16
+    assert checked(recorded("tensors"), *half, isolate=isolate).verdict == "match"
+    assert checked(recorded("tensors", *half), 1.0, isolate=isolate).verdict == "match"
+
+
+@_ISOLATED
+@pytest.mark.parametrize("mistake", ["not scaled", "not unscaled"])
+def test_a_check_finds_a_scaler_that_is_used_halfway(isolate: bool, mistake: str) -> None:
+    found = checked(recorded("tensors"), 1024.0, mistake=mistake, isolate=isolate)
+    assert found.first is not None, found.sentence
+    assert found.first.key.kind == ("grad_output" if mistake == "not scaled" else "step_grad"), found.sentence
+
+
+def test_the_truth_of_scaled_gradients_is_that_of_the_reference() -> None:
+    found = checked(recorded("tensors"), 1024.0, truth="float64")
+    assert found.verdict == "match", found.sentence
+    half = checked(recorded("tensors"), 4096.0, torch.bfloat16, truth="float64")
+    assert half.verdict == "imprecise", half.sentence
+
+
+def test_a_check_says_that_the_scale_of_the_reference_is_not_known() -> None:
+    model, optimizer = build()
+    with tt.capture(model, keep="tensors", kinds=KINDS[:-1]) as tap:
+        train(model, optimizer, 1.0)
+    found = checked(tap.run, 1024.0)
+    assert any("a scaler multiplies the loss by 1024, and the reference" in note for note in found.notes), found.notes
+
+
+class PaddleScaler(paddle.amp.GradScaler):  # type: ignore[misc]  # paddle has no types
+    """Works on the host, where paddle's own is never enabled."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(enable=False)
+        self._enable, self._scale, self._use_dynamic_loss_scaling = True, paddle.to_tensor([scale]), False
+        self._optimizer_states: Any = defaultdict(lambda: {"state": paddle.amp.grad_scaler.OptimizerState.INIT})
+
+    def _unscale(self, optimizer: Any) -> None:
+        for parameter in optimizer._parameter_list:
+            parameter.grad.set_value(parameter.grad / self._scale)
+        self._found_inf = False
+
+
+def paddle_train(model: Any, optimizer: Any, scale: float) -> None:
+    scaler = paddle.amp.GradScaler(enable=False) if scale == 1 else PaddleScaler(scale)
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((24, 16), np.float32))
+    scaler.scale((model(x) ** 2).mean()).backward()
+    scaler.step(optimizer)
+    optimizer.clear_grad()
+
+
+@pytest.mark.parametrize("scales", [(1.0, 512.0), (512.0, 1.0)])
+def test_a_check_of_a_paddle_model_knows_its_scaler(scales: tuple[float, float]) -> None:
+    def new() -> tuple[Any, Any]:
+        paddle.seed(0)
+        model = paddle.nn.Sequential(paddle.nn.Linear(16, 8), paddle.nn.LayerNorm(8), paddle.nn.Linear(8, 4))
+        return model, paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+    model, optimizer = new()
+    kinds = tuple(kind for kind in KINDS if kind != "grad_input")
+    with tt.capture(model, keep="tensors", kinds=kinds, optimizer=optimizer) as tap:
+        paddle_train(model, optimizer, scales[0])
+    model, optimizer = new()
+    with tt.check(model, tap.run, optimizer=optimizer) as check:
+        paddle_train(model, optimizer, scales[1])
+    assert check.result.verdict == "match", check.result.sentence

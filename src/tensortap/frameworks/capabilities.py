@@ -148,6 +148,13 @@ class OptimizerSteps(Protocol):
         """Return the gradient that a step would use; None if the parameter has none."""
 
 
+class LossScaling(Protocol):
+    """Gradient scalers, which multiply a loss before its backward."""
+
+    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
+        """Call back with the scale each time a scaler has multiplied a loss; with 1 if the scaler is disabled."""
+
+
 class DeviceMark(Protocol):
     """A point on the timeline of a device."""
 

@@ -1,7 +1,7 @@
-"""Steps that run through a gradient scaler, which skips steps with infinite gradients.
+"""Gradient scalers: the losses that they multiply, and the steps that run through them, some of which they skip.
 
-An optimizer does not know its scaler. So the methods of the scaler's class are replaced while an optimizer is watched,
-and restored when the last watch ends.
+Neither an optimizer nor a loss knows its scaler. So methods of the scaler's class are replaced while somebody listens,
+and restored when the last one stops.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tensortap.frameworks.base import Remove
 
-__all__ = ["ScaledSteps", "ScalerListener"]
+__all__ = ["ScaledLosses", "ScaledSteps", "ScalerListener"]
 
 
 class ScalerListener(Protocol):
@@ -26,17 +26,20 @@ class ScalerListener(Protocol):
         """Called after such a step; `completed` says that it did not raise."""
 
 
-class ScaledSteps:
-    """Calls listeners around methods of a scaler's class that take an optimizer first."""
+Listener = TypeVar("Listener")
+
+
+class _Replaced(Generic[Listener]):
+    """Methods of a scaler's class that are replaced while there are listeners."""
 
     def __init__(self, methods: Sequence[str]) -> None:
         self._methods = methods
-        self._listeners: list[ScalerListener] = []
+        self._listeners: list[Listener] = []
         self._undo: list[Remove] = []
         self._lock = threading.Lock()
 
-    def watch(self, cls: type, listener: ScalerListener) -> Remove:
-        """Call a listener around the steps that run through scalers of a class, or of one derived from it."""
+    def watch(self, cls: type, listener: Listener) -> Remove:
+        """Call a listener for scalers of a class, or of one derived from it."""
         with self._lock:
             if not self._listeners:
                 self._undo = [_replace(cls, name, self._around) for name in self._methods if name in vars(cls)]
@@ -52,11 +55,29 @@ class ScaledSteps:
 
         return remove
 
-    def _around(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class ScaledLosses(_Replaced[Callable[[Any], None]]):
+    """Calls listeners with the scaler after it has multiplied a loss."""
+
+    def _around(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        for listener in list(self._listeners):
+            listener(scaler)
+        return result
+
+
+class ScaledSteps(_Replaced[ScalerListener]):
+    """Calls listeners around methods of a scaler's class that take an optimizer first."""
+
+    def _around(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer = args[0] if args else kwargs.get("optimizer")
         begun = [listener for listener in list(self._listeners) if listener.begins(scaler, optimizer)]
         completed = False
         try:
-            result = original(scaler, optimizer, *args, **kwargs)
+            result = original(scaler, *args, **kwargs)
             completed = True
         finally:
             for listener in begun:
@@ -68,8 +89,8 @@ def _replace(cls: type, name: str, around: Callable[..., Any]) -> Remove:
     original = vars(cls)[name]
 
     @wraps(original)
-    def replacement(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, scaler, optimizer, *args, **kwargs)
+    def replacement(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, scaler, *args, **kwargs)
 
     setattr(cls, name, replacement)
 

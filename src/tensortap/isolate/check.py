@@ -28,10 +28,11 @@ from tensortap.core.records import Comparison, Key
 from tensortap.core.zooming import zooms
 from tensortap.errors import UsageError
 from tensortap.frameworks import Framework, framework_of, network_of, require
-from tensortap.frameworks.capabilities import ValueWriting
+from tensortap.frameworks.capabilities import LossScaling, ValueWriting
 from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.conclusion import conclude_live
 from tensortap.isolate.isolator import Isolator
+from tensortap.isolate.loss_scale import LossScale
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import ReferenceRecords
 from tensortap.isolate.truth import Truth
@@ -100,6 +101,7 @@ class Check(Observer):
                     "and compare the runs with tensortap.compare, which maps names and layouts"
                 )
             self._reference = ReferenceRecords(run, framework.rank(), renames)
+            self._loss_scale = LossScale(run, framework.rank())
             sites = Tree(framework, model).sites
             self._reference.check_names(site.name for site in sites)
             wanted = Selection(modules=options.modules, steps=options.steps)
@@ -157,7 +159,21 @@ class Check(Observer):
     def _open_comparator(self) -> Comparator:
         tolerances = self._options.rtol, self._options.atol
         self._comparator = Comparator(self._framework, self._tree.sites[0].cls, self._reference, tolerances)
+        self._comparator.loss_scale = self._loss_scale.factor
         return self._comparator
+
+    def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
+        super()._watch(sink, chosen, optimizer, undo)
+        scaling: LossScaling = require(self._framework, LossScaling, "a check")
+        undo.callback(scaling.on_scaled_loss(self._guard(self._loss_scaled)))
+
+    def _loss_scaled(self, scale: float) -> None:
+        """Take note of a scaler's scale, by which all gradients of the model are larger."""
+        if not self._loss_scale.scaled(self._clock.step, scale) and scale != 1:
+            self._book.notice(
+                f"a scaler multiplies the loss by {scale:g}, and the reference does not tell whether one did the same: "
+                "capture it with optimizer="
+            )
 
     def _new_watcher(self, sink: Sink, chosen: list[str]) -> Watcher:
         self._chosen = chosen
@@ -203,7 +219,9 @@ class Check(Observer):
             self._reference,
             self._perturbation,
         )
+        isolator.loss_scale = self._loss_scale.factor
         if self._truth is not None:
+            self._truth.loss_scale = self._loss_scale.factor
             isolator.truth, self._comparator.differs = self._truth, self._truth.differs
             self._truth.is_mask, self._truth.is_reordered = self._comparator.is_mask, self._comparator.is_reordered
         return isolator

@@ -30,9 +30,10 @@ from tensortap.compare.measure.masks import (
 from tensortap.compare.measure.step_noise import step_noise
 from tensortap.compare.measure.token_order import LEAST_REORDERED, are_reordered
 from tensortap.core import dtypes
-from tensortap.core.records import Key, Record
+from tensortap.core.records import GRADIENT_KINDS, Key, Record
 from tensortap.frameworks.base import Framework
 from tensortap.isolate.choices import LiveChoices
+from tensortap.isolate.loss_scale import times
 from tensortap.isolate.reference import Counterpart, ReferenceRecords
 from tensortap.kernels import summarize
 from tensortap.kernels.pairs.cpu import PairMeasure, difference
@@ -96,6 +97,8 @@ class Comparator:
         """Modules that pass on tensors by their attributes; in the reference's names."""
         self.differs: Callable[[int, Key, npt.NDArray[Any]], None] = lambda *_: None
         """Called with the row, key and values of a tensor that differs from the reference's."""
+        self.loss_scale: Callable[[int], float] = lambda _: 1.0
+        """Step → by how much a scaler makes the model's gradients larger than the reference's."""
         self._framework = framework
         self._reference = reference
         self._tolerances = tolerances
@@ -123,8 +126,10 @@ class Comparator:
         """Measure a tensor; return its key, numbered if it is repeated, and its counterpart in the reference."""
         key = Key(*self._keys.unique(key))
         array = self._framework.host(tensor)
-        summary = summarize(array)
         dtype = dtypes.name_of(array.dtype)
+        if key.kind in GRADIENT_KINDS:
+            array = times(array, 1 / self.loss_scale(key.step))
+        summary = summarize(array)
         found = self._reference.get(key)
         row = len(self.run)
         if found is not None and found.location is not None and found.shape == array.shape:

@@ -12,7 +12,7 @@ unchanged has one gradient for all of them, measured at the innermost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +33,7 @@ from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import GradientReplacer, Substitution
 from tensortap.isolate.aliases import CallBoundary, TensorAliases
 from tensortap.isolate.comparator import Comparator
+from tensortap.isolate.loss_scale import times
 from tensortap.isolate.perturbation import Perturbation
 from tensortap.isolate.reference import Counterpart, ReferenceRecords
 
@@ -121,6 +122,8 @@ class Isolator(Watcher):
         self._feeds = True
         self.truth: TruthPass | None = None
         """Computes the exact result of every outermost call, if it is wanted."""
+        self.loss_scale: Callable[[int], float] = lambda _: 1.0
+        """Step → by how much a scaler makes the model's gradients larger than the reference's."""
 
     def _see_end(self) -> None:
         super()._see_end()
@@ -347,7 +350,7 @@ class Isolator(Watcher):
             return None
         for each, _ in seen:
             self._comparator.mark_forced(each)
-        return self._values(counterpart, key)
+        return times(self._values(counterpart, key), self.loss_scale(of.step))
 
     def _measure(
         self, boundaries: Sequence[CallBoundary], kind: str, gradient: Any

@@ -25,6 +25,7 @@ from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework, require
 from tensortap.frameworks.capabilities import ExactExecution
 from tensortap.isolate.exact_pass import CalledOriginal, ExactPass
+from tensortap.isolate.loss_scale import times
 from tensortap.isolate.reference import ReferenceRecords
 from tensortap.kernels.pairs.truth import TruthMeasure, measure_truth
 
@@ -104,6 +105,8 @@ class Truth:
         """Returns whether a tensor of the candidate is a mask, which each model takes in its own convention."""
         self.is_reordered: Callable[[Key], bool] = lambda _: False
         """Returns whether a tensor of the candidate has its tokens in an order of its own."""
+        self.loss_scale: Callable[[int], float] = lambda _: 1.0
+        """Step → by how much a scaler makes the model's gradients larger than the reference's."""
 
     # --- the calls of the model --------------------------------------------------------------------------------
     def begin(self, site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], clock: Clock) -> None:
@@ -138,7 +141,8 @@ class Truth:
         for call in self._waiting:
             if call.is_of(of):
                 call.repeated = call.repeated or of.path in call.gradients
-                call.gradients[of.path] = np.array(self._framework.host(gradient))
+                values = np.array(self._framework.host(gradient))
+                call.gradients[of.path] = times(values, 1 / self.loss_scale(of.step))
 
     def finish(self) -> None:
         """Run the copies of all calls that ended, if anything differed in them."""

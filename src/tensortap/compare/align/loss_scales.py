@@ -9,8 +9,9 @@ import numpy as np
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.core.records import GRADIENT_KINDS
+from tensortap.store import Run
 
-__all__ = ["with_one_loss_scale"]
+__all__ = ["loss_scale", "with_one_loss_scale"]
 
 
 def with_one_loss_scale(reference: Side, candidate: Side, alignment: Alignment) -> list[int]:
@@ -22,10 +23,10 @@ def with_one_loss_scale(reference: Side, candidate: Side, alignment: Alignment) 
     pairs = np.flatnonzero(reference.kind.among(GRADIENT_KINDS)[alignment.reference])
     left, right = alignment.reference[pairs], alignment.candidate[pairs]
     for ours, theirs in sorted(set(zip(reference.step[left].tolist(), candidate.step[right].tolist(), strict=True))):
-        scales = _scale(reference, ours), _scale(candidate, theirs)
-        if None in scales or scales[0] == scales[1]:
+        one, other = _scale(reference, ours), _scale(candidate, theirs)
+        if one is None or other is None or one == other:
             continue
-        factor = float(scales[1]) / float(scales[0])  # type: ignore[arg-type]  # None was left out
+        factor = other / one
         here = (reference.step[left] == ours) & (candidate.step[right] == theirs)
         side, rows = (reference, left[here]) if factor > 1 else (candidate, right[here])
         side.rescale(np.unique(rows), max(factor, 1 / factor))
@@ -34,8 +35,12 @@ def with_one_loss_scale(reference: Side, candidate: Side, alignment: Alignment) 
 
 
 def _scale(side: Side, step: int) -> float | None:
-    """Return the scale of a step; 1 without a scaler, None if it is not known."""
-    facts = side.run.loop(side.ranks[0])
+    return loss_scale(side.run, side.ranks[0], step)
+
+
+def loss_scale(run: Run, rank: int, step: int) -> float | None:
+    """Return the scale of a rank's step; 1 without a scaler, None if it is not known."""
+    facts = run.loop(rank)
     if not facts.subjects("optimizer"):
         return None
     values = [facts.value("scaler", step, of) for of in facts.subjects("scaler")]

@@ -14,13 +14,14 @@ from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import OptimizerStep, ParameterGroup
 from tensortap.frameworks.hooks import Detour
 from tensortap.frameworks.paddle.static import uncompiled
-from tensortap.frameworks.scalers import ScaledSteps
+from tensortap.frameworks.scalers import ScaledLosses, ScaledSteps
 
 __all__ = ["PaddleOptimizers", "around_steps", "parameter_groups", "stepper"]
 
 # Attributes in which wrappers keep their optimizer. `_optimizer` is that of `paddle.Model`.
 _HOLDERS = ("_inner_opt", "inner_opt", "_optim", "inner_optimizer", "optimizer", "_optimizer")
 _METHODS = ("step", "minimize")  # minimize does not call step
+_SCALED_LOSSES = ScaledLosses(("scale",))
 _SCALED_STEPS = ScaledSteps(_METHODS)
 _PLAIN = (bool, int, float, str, type(None))
 # Paddle's names of settings, and torch's.
@@ -43,7 +44,7 @@ _SETTINGS = {
 
 
 class PaddleOptimizers:
-    """The capability `OptimizerSteps`."""
+    """The capabilities `OptimizerSteps` and `LossScaling`."""
 
     def on_optimizer_step(
         self, optimizer: Any, before: Callable[[], None], after: Callable[[OptimizerStep], None]
@@ -71,6 +72,9 @@ class PaddleOptimizers:
         main = getattr(parameter, "main_grad", None)  # of master-grad training, which clears the other
         return parameter.grad if main is None else main
 
+    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
+        return _SCALED_LOSSES.watch(paddle.amp.GradScaler, lambda scaler: seen(_scale_of(scaler) or 1.0))
+
 
 class _StepWatch:
     """Follows the steps of one optimizer: on its own, or through a scaler, which may skip them."""
@@ -94,7 +98,7 @@ class _StepWatch:
             return False
         if not self._scaled:
             self._stepped = False
-            self._scale = float(scaler._scale.item()) if scaler.is_enable() else None  # minimize changes it
+            self._scale = _scale_of(scaler)  # minimize changes it
         self._scaled += 1
         return True
 
@@ -104,6 +108,11 @@ class _StepWatch:
             # The optimizer's step runs all the same, finds the flag, and changes nothing.
             skipped = self._scale is not None and (not self._stepped or bool(scaler._found_inf))
             uncompiled(partial(self._after, OptimizerStep(self._scale, skipped)))
+
+
+def _scale_of(scaler: Any) -> float | None:
+    """Return the scale of a scaler; None if it is disabled."""
+    return float(scaler._scale.item()) if scaler.is_enable() else None
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,17 +12,18 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
 from tensortap.frameworks.capabilities import OptimizerStep, ParameterGroup
 from tensortap.frameworks.hooks import innermost_optimizer
-from tensortap.frameworks.scalers import ScaledSteps
+from tensortap.frameworks.scalers import ScaledLosses, ScaledSteps
 from tensortap.frameworks.torch.steps import after_step, before_step
 
 __all__ = ["TorchOptimizers"]
 
+_SCALED_LOSSES = ScaledLosses(("scale",))
 _SCALED_STEPS = ScaledSteps(("step",))
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class TorchOptimizers:
-    """The capability `OptimizerSteps`."""
+    """The capabilities `OptimizerSteps` and `LossScaling`."""
 
     def on_optimizer_step(
         self, optimizer: Any, before: Callable[[], None], after: Callable[[OptimizerStep], None]
@@ -58,6 +59,9 @@ class TorchOptimizers:
 
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
         return parameter.grad
+
+    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
+        return _SCALED_LOSSES.watch(torch.amp.GradScaler, lambda scaler: seen(float(scaler.get_scale())))
 
 
 class _StepWatch:
