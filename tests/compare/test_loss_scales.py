@@ -161,3 +161,25 @@ def test_a_check_of_a_paddle_model_knows_its_scaler(scales: tuple[float, float])
     with tt.check(model, tap.run, optimizer=optimizer) as check:
         paddle_train(model, optimizer, scales[1])
     assert check.result.verdict == "match", check.result.sentence
+
+
+@_KEEP
+@pytest.mark.parametrize("scales", [(1.0, 512.0), (512.0, 64.0)])
+def test_scaled_gradients_of_two_frameworks_are_compared_at_one_scale(keep: str, scales: tuple[float, float]) -> None:
+    torch_model = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    layers = paddle.nn.Linear(16, 8), paddle.nn.LayerNorm(8), paddle.nn.Linear(8, 4)
+    paddle_model = paddle.nn.Sequential(*layers)
+    tt.transfer(torch_model, paddle_model)
+    kinds = tuple(kind for kind in KINDS if kind != "grad_input")
+    torch_optimizer = torch.optim.SGD(torch_model.parameters(), lr=0.1)
+    with tt.capture(torch_model, keep=keep, kinds=kinds, optimizer=torch_optimizer) as reference:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scales[0], enabled=scales[0] != 1)
+        x = torch.from_numpy(np.random.default_rng(0).standard_normal((24, 16), np.float32))
+        scaler.scale((torch_model(x) ** 2).mean()).backward()
+        scaler.step(torch_optimizer)
+    paddle_optimizer = paddle.optimizer.SGD(0.1, parameters=paddle_model.parameters())
+    with tt.capture(paddle_model, keep=keep, kinds=kinds, optimizer=paddle_optimizer) as candidate:
+        paddle_train(paddle_model, paddle_optimizer, scales[1])
+    for sides in (reference.run, candidate.run), (candidate.run, reference.run):
+        found = tt.compare(*sides)
+        assert found.verdict == "match", found.sentence

@@ -88,7 +88,7 @@ def match(
         alignment = joining.without_unjoined(left, right, alignment)
     release_unused()
     scaling = find_scaling(left, right, alignment) if plan is None else NO_SCALING
-    scaled = with_one_loss_scale(left, right, alignment) if plan is None and not joining else []
+    scaled = [] if joining else with_one_loss_scale(left, right, alignment)
     measures = prepare(left, right, alignment)
     fill_norms(measures, left, right, alignment)
     withdraw_other_parts(measures, left, right, alignment)

@@ -258,6 +258,10 @@ class Translated(Side):
     def _own_rows(self, row: int) -> list[int]:
         return self._parts.get(row) or [int(self.origin[row])]
 
+    def rescale(self, rows: Ints, factor: float) -> None:
+        super().rescale(rows, factor)  # the columns and sketches in the reference's terms; `array` reads its own side
+        self.own.rescale(np.unique([own for row in rows.tolist() for own in self._own_rows(row)]), factor)
+
     def key(self, row: int) -> Key:
         return self.own.key(int(self.origin[row]))
 
