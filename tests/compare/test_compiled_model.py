@@ -125,3 +125,106 @@ def test_a_term_of_a_loss_inside_a_graph_has_its_gradient_there(tmp_path: Path, 
             run(compiled)
         result = tt.compare(tmp_path / "a", tmp_path / "b")
     assert result.verdict == "match", result.sentence
+
+
+class Layer(nn.Module):
+    """Makes a bias, reads it, and returns it for the layers after it, as the first attention of a T5 does."""
+
+    def __init__(self, makes_bias: bool) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.bias = nn.Embedding(6, 8) if makes_bias else None
+        self.kept = 1.0
+        """Share of the bias's gradient that its own code keeps."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.bias is not None:
+            bias = self.bias(torch.arange(6))
+            read = bias * self.kept + bias.detach() * (1 - self.kept)
+        else:
+            assert bias is not None
+            read = bias
+        return x + torch.tanh(self.mix(self.norm(x)) + read), bias
+
+
+class Stack(nn.Module):
+    def __init__(self, between: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(True), Layer(False), Layer(False)])
+        self.between = between
+        """Whether its own code changes the bias between the layers."""
+        self.passed = 1.0
+        """Factor of the gradient that comes back to the first layer's bias from the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, bias = self.layers[0](x)
+        if self.between:
+            bias = bias * 0.5
+        if self.passed != 1:
+            bias = bias * self.passed + bias.detach() * (1 - self.passed)
+        for layer in list(self.layers)[1:]:
+            x, bias = layer(x, bias)
+        return x
+
+
+def _run(model: nn.Module) -> None:
+    model(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+
+
+def _checked_in_layers(path: Path, between: bool, mistake: str = "", **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = Stack(between)
+    kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+    with tt.capture(model, path, keep="tensors", kinds=kinds):
+        _run(model)
+    model.zero_grad()
+    if mistake == "eps":
+        model.layers[0].norm.eps = 0.1
+    elif mistake == "inside":
+        model.layers[0].kept = 0.5
+    elif mistake == "between":
+        model.passed = 0.5
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+    with tt.check(model, path, **options) as check:
+        _run(model)
+    return check.result
+
+
+_BETWEEN = pytest.mark.parametrize("between", [False, True], ids=["as it is", "changed between"])
+
+
+@_BETWEEN
+@pytest.mark.parametrize("options", [{}, {"truth": "float64"}, {"isolate": False}], ids=["plain", "truth", "free"])
+def test_layers_that_are_compiled_one_by_one_may_read_what_they_return(
+    tmp_path: Path, options: dict[str, Any], between: bool
+) -> None:
+    result = _checked_in_layers(tmp_path / "run", between, **options)
+    assert result.verdict == "match", result.sentence
+
+
+@_BETWEEN
+def test_runs_of_layers_that_are_compiled_one_by_one_match(tmp_path: Path, between: bool) -> None:
+    torch.manual_seed(0)
+    model = Stack(between)
+    for name in ("eager", "compiled"):
+        if name == "compiled":
+            for layer in model.layers:
+                layer.compile(backend="aot_eager")
+        with tt.capture(model, tmp_path / name, kinds=("input", "output", "grad_input", "grad_output", "param_grad")):
+            _run(model)
+        model.zero_grad()
+    for reference, candidate in ("eager", "compiled"), ("compiled", "eager"):
+        result = tt.compare(tmp_path / reference, tmp_path / candidate)
+        assert result.verdict == "match", result.sentence
+
+
+@pytest.mark.parametrize(
+    ("mistake", "between", "named"),
+    [("eps", False, "layers.0"), ("eps", True, "layers.0"), ("inside", False, "layers.0"), ("between", False, "")],
+)
+def test_what_is_wrong_beside_a_compiled_layer_that_reads_what_it_returns(
+    tmp_path: Path, mistake: str, between: bool, named: str
+) -> None:
+    result = _checked_in_layers(tmp_path / "run", between, mistake)
+    assert [birth.module for birth in result.births] == [named], result.sentence

@@ -259,6 +259,7 @@ class Check(Observer):
                 comparator.kinks,
                 comparator.step_noise,
                 comparator.unpassed,
+                comparator.shares,
                 comparator.reordered,
                 comparator.choices,
                 comparator.other_gelus,

@@ -69,6 +69,7 @@ def conclude_live(
     kinks: Mapping[int, CrossedKink],
     step_noise: Mapping[int, float],
     unpassed: Collection[int],
+    shares: Collection[int],
     reordered: Collection[int],
     choices: LiveChoices,
     other_gelus: Collection[int],
@@ -97,6 +98,8 @@ def conclude_live(
             measures.take(pair, measured[row])
             if row in unpassed:
                 measures.limits[pair] = UNPASSED
+        if row in shares:  # the norms that were recorded are those of the whole gradient
+            measures.sides["reference"]["l2"][pair] = np.nan
         if row in reordered:
             measures.reordered.add(pair)
         if row in masks and measures.equal[pair]:

@@ -162,7 +162,9 @@ class _Receiver:
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         self._show(tensor, key)
 
-    def measure(self, tensor: Any, key: Key, site: Site) -> tuple[Key, Counterpart | None]:
+    def measure(
+        self, tensor: Any, key: Key, site: Site, share: Counterpart | None = None
+    ) -> tuple[Key, Counterpart | None]:
         self._show(tensor, key)
         return key, self._reference.get(key)
 

@@ -340,8 +340,8 @@ class Isolator(Watcher):
             return None
         key, counterpart = seen[0]
         site = boundaries[0].site
-        if kind == "grad_output" and site.compiled and not site.name:
-            return None  # the model reads its own outputs inside the graph: the recorded gradient has that share, too
+        if kind == "grad_output" and site.compiled and (not site.name or self._comparator.is_off(key)):
+            return None  # code inside the graph may read its own outputs: the recorded gradient has that share, too
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
         if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again
@@ -358,6 +358,7 @@ class Isolator(Watcher):
         """Measure a gradient against each of its records."""
         seen = []
         here: Any | None = gradient
+        share = self._share(boundaries[0]) if kind == "grad_output" else None
         for boundary in boundaries:
             arrived = self._arrived.pop(boundary.keys[0], None)
             for of in boundary.keys:
@@ -365,13 +366,20 @@ class Isolator(Watcher):
                 if self._reference.get(key) is None:
                     continue
                 self._book.gradient(boundary.site.name)
-                key, counterpart = self._comparator.measure(gradient, key, boundary.site)
+                key, counterpart = self._comparator.measure(gradient, key, boundary.site, share)
                 seen.append((key, counterpart))
                 if kind == "grad_output" and here is not None:
                     self._comparator.note_inner_use(key, arrived, here)
             here = arrived  # the part from outside this call is the whole gradient of the next outer one
         self._comparator.note_same([key for key, _ in seen])
         return seen
+
+    def _share(self, boundary: CallBoundary) -> Counterpart | None:
+        """Return the share of a gradient that comes from outside a compiled layer: what its code inside the graph does
+        with its own outputs does not arrive at them."""
+        if not (boundary.site.compiled and boundary.site.name):
+            return None
+        return self._reference.from_outside(boundary.keys[0]._replace(phase="backward", kind="grad_output"))
 
     def _arrive(self, of: Key, gradient: Any) -> None:
         """Note the gradient of an output from outside its module, before the module's own uses add to it."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import MODULE_KINDS, Key, Location, Record, display_name
 from tensortap.errors import UsageError
@@ -35,6 +36,8 @@ class Counterpart(NamedTuple):
     digest: int
     l2: float
     location: Location | None
+    parts: tuple[Counterpart, ...] = ()
+    """Records of which it is the sum, if it is none of its own."""
 
 
 class ReferenceRecords:
@@ -53,6 +56,8 @@ class ReferenceRecords:
         self._step: int | None = None
         self._known: dict[Key, Counterpart] = {}
         self._coarsest: dict[tuple[str, int], str] = {}
+        self._given_to: dict[tuple[int, int], list[Key]] = {}
+        """Micro step and number of a tensor → the inputs of modules that it is."""
         self._template: Record | None = None
         self._last: tuple[tuple[Location, tuple[int, ...]] | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
@@ -98,6 +103,22 @@ class ReferenceRecords:
             self._step, self._known = key.step, self._read_step(key.step)
         return self._known.get(key._replace(module=self.rename(key.module)))
 
+    def from_outside(self, key: Key) -> Counterpart | None:
+        """Return the share of an output's gradient that does not come from inside the module that returns it: the sum
+        of what the modules outside sent back. None if no other module got the output, or some gradient was not kept."""
+        whole, output = self.get(key), self.get(key._replace(phase="forward", kind="output"))
+        if whole is None or output is None:
+            return None
+        own = self.rename(key.module)
+        given = [each for each in self._given_to.get((key.micro, output.tensor), ()) if not is_within(each.module, own)]
+        users = {each.module for each in given}
+        outermost = [each for each in given if not any(is_within(each.module, user) for user in users)]
+        sent = [self._known.get(each._replace(phase="backward", kind="grad_input")) for each in outermost]
+        parts = tuple(each for each in sent if each is not None and each.location is not None)
+        if not sent or len(parts) < len(sent) or any(part.shape != whole.shape for part in parts):
+            return None
+        return whole._replace(parts=parts, digest=0, l2=float("nan"))
+
     def coarsest(self, key: Key) -> str | None:
         """Return the coarsest dtype among a call's inputs and outputs; None if none is floating-point."""
         self.get(key)
@@ -105,6 +126,10 @@ class ReferenceRecords:
 
     def values(self, found: Counterpart) -> npt.NDArray[Any]:
         """Return the recorded tensor, read-only."""
+        if found.parts:
+            first, *others = (self.values(part) for part in found.parts)
+            wide = sum((each.astype(np.float64) for each in others), first.astype(np.float64))
+            return wide.astype(first.dtype)
         assert found.location is not None
         place = found.location, found.shape  # tensors without elements have one location
         if place != self._last[0]:
@@ -120,9 +145,12 @@ class ReferenceRecords:
         columns = zip(*(rows.column(name).to_pylist() for name in _COLUMNS), strict=True)
         found: dict[Key, Counterpart] = {}
         self._coarsest.clear()
+        self._given_to.clear()
         for key, (seq, cls, dtype, shape, tensor, digest, l2, *place) in zip(keys, columns, strict=True):
             location = None if place[0] is None else Location(*place)
             found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, l2, location))
+            if key[5] == "input":
+                self._given_to.setdefault((key[1], tensor), []).append(Key(*key))
             if key[5] in _NEEDED and dtype in EPSILON:
                 _, _, _, module, number, *_ = key
                 known = self._coarsest.setdefault((module, number), dtype)

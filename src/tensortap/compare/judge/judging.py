@@ -172,7 +172,8 @@ class PairJudge:
     def run(self) -> Judgement:
         self.judge_open(np.flatnonzero(self.open))
         for row, spot in self._unseen_uses.items():
-            if spot in self.affected_calls:  # it is not used there either: what depends on it is wrong
+            # It is not used there either, if what depends on it is wrong, and the layer itself is right.
+            if spot in self.affected_calls and not self._is_wrong_layer(spot):
                 self.status[row] = "diverged"
                 self.born = sorted([*self.born, row])
                 self.sources_error[row] = float("nan")
@@ -315,14 +316,29 @@ class PairJudge:
             self._nonfinite_kinds[rank, step].add(kind)
         self._wrong_kinds[rank, step].add(kind)
 
+    def _is_wrong_layer(self, spot: Spot) -> bool:
+        """Whether outputs of a call inside the model are wrong."""
+        scope, module, number = spot
+        calls = self.structure.calls_of_module.get((scope, module), ()) if module else ()
+        outputs = [row for call in calls if call.number == number for row in call.of("output")]
+        return any(self.evidence.wrong[row] or row in self.born for row in outputs)
+
     def _returned_unseen(self, row: int) -> Spot | None:
         """Return the call of a model of which nothing inside is seen, if this is the gradient of one of its outputs.
 
         A compiled model reads some of its outputs itself, as for its loss: the gradient of these is only what comes
-        from outside. It matters if gradients of parameters are wrong, too.
+        from outside. It matters if gradients of parameters are wrong, too. In an isolated check, a compiled layer is
+        such a model: it is given that gradient, and not the reference's.
         """
         call = self.structure.call_of(row) if self.structure.kind[row] == "grad_output" else None
-        if call is None or call.parent is not None or call.children or self.evidence.policy.fixed:
+        if call is None or self.evidence.policy.fixed:
+            return None
+        if call.parent is not None:
+            if self.pairs.isolated is None or self.evidence.forced[row]:
+                return None
+            layer = self.structure.innermost(row, call)
+            return layer.spot if not layer.children and self.structure.held_inside(layer) else None
+        if call.children:
             return None
         gradients = self.structure.own_gradients.items_in(*call.scope[:2])
         inside = any(module != call.module for (scope, module), _ in gradients if scope == call.scope)

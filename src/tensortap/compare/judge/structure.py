@@ -422,6 +422,10 @@ class Structure:
         """Return the outermost call around that returns the very same tensor: its gradient is this one."""
         return self._step_of_row(row).outermost(row, call)
 
+    def innermost(self, row: int, call: CallRows) -> CallRows:
+        """Return the innermost call inside that returns the very same tensor: its gradient is this one."""
+        return self._step_of_row(row).innermost(row, call)
+
     def passes_through(self, call: CallRows) -> bool:
         """Whether a call returns an input unchanged: its users count as that input's users."""
         step = self._step_at(*call.scope[:2])

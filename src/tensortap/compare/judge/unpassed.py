@@ -2,6 +2,8 @@
 
 A maximum over zeros has many right gradients: one of the zeros gets all of it, or each a part. Two implementations
 differ there, and no code is wrong: the module before drops all of it, and its own gradients agree.
+
+A compiled layer may read what it returns: the share of its own code arrives inside the graph, and its gradients agree.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ def _passes_right(row: int, judgement: Judgement, structure: Structure) -> bool:
     call = structure.call_of(row)
     if call is None or call.children:
         return False
-    sent = call.of("grad_input")
     own = structure.own_gradients.get((structure.scope[row], structure.module[row]), [])
-    return bool(sent) and all(judgement.status[each] in ("equal", "close") for each in (*sent, *own))
+    inside = [each for each in structure.held_inside(call) if structure.kind[each] == "param_grad"]
+    made = [*call.of("grad_input"), *own, *inside]
+    return bool(made) and all(judgement.status[each] in ("equal", "close") for each in made)
 
 
 def measure_passed(output: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> PairMeasure | None:

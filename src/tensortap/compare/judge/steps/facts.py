@@ -120,6 +120,8 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
             flag |= BY_CONTAINER * _is_made_by_container(call, kind)
             if kind == "grad_output" and call.parent is None and not call.children:
                 flag |= UNSEEN * step.has_gradients_beside(scope, module)
+            elif kind == "grad_output" and step.has_uncalled and call.parent is not None:
+                flag |= UNSEEN * bool(step.held_inside(step.innermost(row, call)))
         flags[place] = flag
     return StepFacts(sources.build(), np.frombuffer(flags, np.uint8), sent, _summed_facts(step, columns, begin, summed))
 

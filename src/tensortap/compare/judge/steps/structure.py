@@ -385,6 +385,11 @@ class StepStructure:
         own = [row for row in self._parameters(call) if self._columns.module[row] != call.module]
         return own + self._held_gradients.get((call.scope, call.module), [])
 
+    @property
+    def has_uncalled(self) -> bool:
+        """Whether some module that is never called has gradients of its parameters."""
+        return bool(self._held_gradients)
+
     @cached_property
     def _held_gradients(self) -> dict[_Module, list[int]]:
         """Gradients of the parameters of modules that are never called, by scope and the module that uses them."""
@@ -479,6 +484,15 @@ class StepStructure:
         tensor, tensors = self._columns.tensor, self.returned(row, call)
         while call.parent is not None and any(tensor[r] in tensors for r in call.parent.of("output")):
             call = call.parent
+        return call
+
+    def innermost(self, row: int, call: CallRows) -> CallRows:
+        """Return the innermost call inside that returns the very same tensor: its gradient is this one."""
+        tensor, tensors = self._columns.tensor, self.returned(row, call)
+        inner: CallRows | None = call
+        while inner is not None:
+            call = inner
+            inner = next((each for each in call.children if any(tensor[r] in tensors for r in each.of("output"))), None)
         return call
 
     def passes_through(self, call: CallRows) -> bool:
