@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tensortap as tt
 from tensortap.cli import main
-from tensortap.compare.say.sentence import describe_other_arguments
+from tensortap.compare.say.arguments import describe_other_arguments
 from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference
 from tensortap.core.records import Comparison
 from tensortap.report.files import comparison_json, comparison_junit, comparison_markdown

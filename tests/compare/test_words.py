@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from tensortap.compare.say.sentence import ways_to_tell
+from tensortap.compare.say.open_verdicts import ways_to_tell
 from tensortap.core.records import Comparison
 from tensortap.errors import UsageError
 

@@ -157,7 +157,7 @@ CONTAINER_CAUSES = frozenset(
 
 @dataclass(frozen=True)
 class CauseWording:
-    """The phrases of reports for a cause. The fields in braces are those of `compare.say.sentence`."""
+    """The phrases of reports for a cause. The fields in braces are those of `compare.say.divergence`."""
 
     label: str
     """A few words, for tables and lists."""

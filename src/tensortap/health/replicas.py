@@ -10,7 +10,7 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.join.findings import Disagreement, disagreements, layout_finding
 from tensortap.compare.join.joining import Joining
 from tensortap.compare.join.source import JoinedSource
-from tensortap.compare.say.sentence import layout_slots
+from tensortap.compare.say.divergence import layout_slots
 from tensortap.core.causes import CAUSES
 from tensortap.core.records import Finding, HealthFinding
 

@@ -47,7 +47,7 @@ from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
 from tensortap.compare.pair_numbers import pairs_of, reference_movement
 from tensortap.compare.say.conclusion import conclude
-from tensortap.compare.say.sentence import listed
+from tensortap.compare.say.formatting import listed
 from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison, display_name
 from tensortap.isolate.choices import LiveChoiceReader, LiveChoices

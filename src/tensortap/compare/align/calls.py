@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Names, Side
-from tensortap.compare.say import sentence
+from tensortap.compare.say.arguments import describe_other_arguments
 from tensortap.core.arguments import ABSENT, TENSOR, ArgumentDifference, OpaqueValue, read
 from tensortap.core.records import STATE_KINDS, Key, display_name
 from tensortap.store.calls import Calls
@@ -172,7 +172,7 @@ def argument_notes(found: Mapping[str, tuple[int, ArgumentDifferences]], said: C
     alike: dict[str, list[tuple[str, int]]] = {}
     for module, (step, others) in found.items():
         if module not in said:
-            alike.setdefault(sentence.describe_other_arguments(others), []).append((display_name(module), step))
+            alike.setdefault(describe_other_arguments(others), []).append((display_name(module), step))
     lines = []
     for words, modules in list(alike.items())[:_FEW]:
         names = ", ".join(name for name, _ in modules[:_FEW])

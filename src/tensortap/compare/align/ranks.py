@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensortap.compare.align.side import Ints, Side
-from tensortap.compare.say.sentence import listed
+from tensortap.compare.say.formatting import listed
 from tensortap.store import Run
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tensortap.compare.join.norms import ACCUMULATED, UNJOINED_LIMITS
 from tensortap.compare.join.source import JoinedSource
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
-from tensortap.compare.say.sentence import listed
+from tensortap.compare.say.formatting import listed
 from tensortap.core.records import Finding, Key, Unmatched, display_name
 
 __all__ = ["NO_PARALLEL_EVIDENCE", "ParallelEvidence"]

@@ -14,7 +14,7 @@ from tensortap.compare.join.layout import Layout, Vote
 from tensortap.compare.join.merging import member_sketches
 from tensortap.compare.join.resolve import key_of, rounding_of
 from tensortap.compare.join.source import JoinedSource
-from tensortap.compare.say.sentence import listed, rounded
+from tensortap.compare.say.formatting import listed, rounded
 from tensortap.core.causes import Cause
 from tensortap.core.records import Difference, Finding, Key, LayoutFact
 

@@ -19,7 +19,7 @@ from tensortap.compare.join.resolve import rounding_of
 from tensortap.compare.join.source import JoinedSource, joined_source
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
-from tensortap.compare.say.sentence import rounded
+from tensortap.compare.say.formatting import rounded
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, Key, LayoutFact, display_name
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tensortap.compare.join.source import JoinedSource
 from tensortap.compare.matched import Matched
-from tensortap.compare.say.sentence import listed
+from tensortap.compare.say.formatting import listed
 from tensortap.core.causes import Cause
 
 __all__ = ["Reordering", "find_reordering", "matched_slices", "permuted_ranks"]

@@ -17,7 +17,7 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.join.pieces import MICRO
 from tensortap.compare.join.source import JoinedSource, joined_source
-from tensortap.compare.say.sentence import rounded
+from tensortap.compare.say.formatting import rounded
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, LayoutFact
 from tensortap.core.sketches import of_one_size

@@ -24,9 +24,21 @@ from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN
 from tensortap.compare.judge.unread import UNREAD_ROUGHLY
 from tensortap.compare.matched import Matched
 from tensortap.compare.memory import release_unused
-from tensortap.compare.say import sentence
+from tensortap.compare.say.formatting import rounded
 from tensortap.compare.say.loop import describe_settings
 from tensortap.compare.say.notes import count_unjudged_by_ties, notes_of
+from tensortap.compare.say.open_verdicts import (
+    describe_none_judged,
+    describe_open,
+    describe_open_ties,
+    describe_overflow,
+    describe_read_hidden,
+    describe_too_little,
+    describe_undecided,
+    describe_unrelated,
+    describe_unsupported,
+    ways_to_tell,
+)
 from tensortap.compare.say.precision import (
     describe_doubtful,
     describe_hidden,
@@ -95,13 +107,13 @@ def conclude(
         verdict = "incomparable"
     guessed = [doubts.words(matched.plan)] if matched.plan is not None and doubts.modules else []
     if too_few:
-        said = unrelated or sentence.describe_too_little(len(left), len(right), pairs, unpaired.in_words())
+        said = unrelated or describe_too_little(len(left), len(right), pairs, unpaired.in_words())
     elif not judged:
-        said = sentence.describe_none_judged(pairs)
+        said = describe_none_judged(pairs)
     else:
         said = sentence_of(births, matched, judgement, counts, _in_words(unpaired, incomplete), isolated)
     if verdict == "match" and doubts.undecided:
-        verdict, said = "incomparable", sentence.describe_undecided(guessed[0])
+        verdict, said = "incomparable", describe_undecided(guessed[0])
         guessed = []
     if matched.splits.micros and not too_few:
         if verdict == "match" and not matched.splits.gradients:
@@ -109,16 +121,16 @@ def conclude(
         said += f" {matched.splits.words()}."
     short = any(EPSILON.get(name, 0.0) > EPSILON["float32"] for side in (left, right) for name in side.dtype.words)
     checked = isolated or frameworks_differ(left.run, right.run)
-    ways = sentence.ways_to_tell(checked, len(np.unique(left.step[rows])) > 1, short)
+    ways = ways_to_tell(checked, len(np.unique(left.step[rows])) > 1, short)
     covered = verdict == "match" and _are_covered(matched, judgement)
     if verdict == "match" and not covered and (open_ties := count_unjudged_by_ties(judgement)):
-        verdict, said = "incomparable", sentence.describe_open_ties(open_ties, ways, said)
+        verdict, said = "incomparable", describe_open_ties(open_ties, ways, said)
     if verdict == "match" and READ_HIDDEN in judgement.rule:
-        verdict, said = "incomparable", sentence.describe_read_hidden(said)
+        verdict, said = "incomparable", describe_read_hidden(said)
     if verdict in ("match", "incomparable") and (overflow := _overflow(matched, judgement)):
         verdict, said = "incomparable", overflow + (f" {said}" if judged else "")
     if verdict == "match" and not covered and (doubted := _far_off(matched, judgement, precision)):
-        verdict, said = "incomparable", sentence.describe_open(doubted, ways, said)
+        verdict, said = "incomparable", describe_open(doubted, ways, said)
     if verdict == "match" and judgement.unsupported:
         verdict, said = "incomparable", f"{_unsupported(matched, judgement)} {said}"
     if less_exact and verdict == "match":
@@ -181,7 +193,7 @@ def _unsupported(matched: Matched, judgement: Judgement) -> str:
     off, key = float(matched.measures.rel_l2[rows[worst]]), str(left.key(int(ours[worst])))
     first = int(left.step[ours].min())
     has_settings = bool(left.run.loop(int(left.rank[ours[0]])).subjects("group"))
-    return sentence.describe_unsupported(len(rows), first, off, key, has_settings) + describe_settings(matched, first)
+    return describe_unsupported(len(rows), first, off, key, has_settings) + describe_settings(matched, first)
 
 
 def _are_covered(matched: Matched, judgement: Judgement) -> bool:
@@ -222,7 +234,7 @@ def _far_off(matched: Matched, judgement: Judgement, precision: Precision) -> st
         return ""
     known = [row for row in rows if matched.measures.rel_l2[row] < float("inf")]  # not if the reference is zero
     worst = max(known or rows, key=lambda row: float(matched.measures.rel_l2[row]))
-    off = sentence.rounded(float(matched.measures.rel_l2[worst]))
+    off = rounded(float(matched.measures.rel_l2[worst]))
     key = matched.reference.key(int(matched.alignment.reference[worst]))
     more = f" and {len(rows) - 1:,} more are" if len(rows) > 1 else " is"
     return f"{key}{more} off by up to {off}, and {judgement.rule[worst]}"
@@ -240,7 +252,7 @@ def _overflow(matched: Matched, judgement: Judgement) -> str:
     ours, theirs = int(alignment.reference[first]), int(alignment.candidate[first])
     broken = int(right.nan[theirs] + right.posinf[theirs] + right.neginf[theirs])
     name, dtype = ("candidate", right.dtype[theirs]) if broken else ("reference", left.dtype[ours])
-    return sentence.describe_overflow(str(left.key(ours)), name, dtype, len(rows))
+    return describe_overflow(str(left.key(ours)), name, dtype, len(rows))
 
 
 def _unrelated(matched: Matched) -> str:
@@ -252,7 +264,7 @@ def _unrelated(matched: Matched) -> str:
     roots = [next(side.cls[int(row)] for row in np.flatnonzero(side.module.among(("",)))[:1]) for side in (left, right)]
     if roots[0] == roots[1] or suggest(left, right):
         return ""
-    return sentence.describe_unrelated(*roots)
+    return describe_unrelated(*roots)
 
 
 def _unmatched(matched: Matched) -> list[Unmatched]:

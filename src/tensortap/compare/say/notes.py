@@ -19,7 +19,8 @@ from tensortap.compare.matched import Matched
 from tensortap.compare.measure.hidden import FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.measures import OTHER_LAYOUT
 from tensortap.compare.measure.token_order import OTHER_ORDER
-from tensortap.compare.say import beside, sentence
+from tensortap.compare.say import beside
+from tensortap.compare.say.formatting import rounded
 from tensortap.compare.say.loop import loop_notes
 from tensortap.compare.say.operators import operator_notes
 from tensortap.compare.translate.fused import Fusion
@@ -95,7 +96,7 @@ def _kinks(matched: Matched, judgement: Judgement) -> list[str]:
     about = "" if kink.exact else "about "
     return [
         f"{about}{kink.crossed:,} of {kink.elements:,} elements of {key} crossed a kink; the rest agrees to "
-        f"{sentence.rounded(kink.rel_l2)}{so_too}"
+        f"{rounded(kink.rel_l2)}{so_too}"
     ]
 
 
@@ -158,7 +159,7 @@ def _doubted(matched: Matched, judgement: Judgement) -> list[str]:
         if rows:
             worst = max(rows, key=lambda row: float(matched.measures.rel_l2[row]))
             key = matched.reference.key(int(matched.alignment.reference[worst]))
-            off = sentence.rounded(float(matched.measures.rel_l2[worst]))
+            off = rounded(float(matched.measures.rel_l2[worst]))
             more = f", and {len(rows) - 1:,} more" if len(rows) > 1 else ""
             notes.append(f"not judged: {key}, off by {off}{more}; {rule}{to_do and f': {to_do}'}")
     return notes

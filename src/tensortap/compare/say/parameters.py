@@ -6,7 +6,7 @@ import numpy as np
 
 from tensortap.compare.align.side import Side
 from tensortap.compare.matched import Matched
-from tensortap.compare.say.sentence import rounded
+from tensortap.compare.say.formatting import rounded
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding
 from tensortap.mapping.outline import full_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tensortap.compare.say.sentence import listed, rounded
+from tensortap.compare.say.formatting import listed, rounded
 from tensortap.core.causes import CAUSES
 from tensortap.core.records import Finding, TruthErrors, display_name
 

@@ -11,7 +11,18 @@ from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.matched import Matched
-from tensortap.compare.say import beside, sentence
+from tensortap.compare.say import beside
+from tensortap.compare.say.agreement import describe_large, describe_match, describe_rounding_alone, describe_worst
+from tensortap.compare.say.arguments import describe_call
+from tensortap.compare.say.divergence import ComparedTensor, describe_divergence, describe_isolated, forward_agrees
+from tensortap.compare.say.gaps import (
+    about_selection,
+    describe_hidden_optimizer,
+    describe_moved_parameters,
+    describe_other_steps,
+    describe_unseen_parameters,
+    describe_unseen_start,
+)
 from tensortap.compare.say.gradients import describe_factor, describe_inner_use, describe_step_gradient
 from tensortap.compare.say.loop import describe_loop, moved_parameters, parameters_unseen
 from tensortap.compare.say.operators import describe_operator
@@ -41,26 +52,26 @@ def sentence_of(
     first, several = births[0], several_ranks(matched)
     tensors = None if first.row is None else _compared_tensors(matched, first.row)
     if isolated:
-        said = sentence.describe_isolated(births, tensors, several) + sentence.describe_call(first)
+        said = describe_isolated(births, tensors, several) + describe_call(first)
         return said + beside.describe_given(first, matched) + _beside(first, matched, isolated)
     forward = _forward(matched, judgement, first)
     candidate = str(right.run.info["framework"]) if frameworks_differ(left.run, right.run) else "the candidate"
     steps = _other_steps(matched, first.key.step)
-    divergence = sentence.describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
+    divergence = describe_divergence(births, tensors, several, forward, candidate, ran_alike=not steps)
     if first.row is None or first.cause is Cause.CHECKPOINT:
         ties = beside.describe_ties(first, matched.settings)  # these tell which parameters an optimizer holds
         return divergence + describe_operator(first) + (ties or describe_loop(first, matched))
     if moved_parameters(first, matched.settings.loop):
-        unseen = sentence.describe_moved_parameters()
+        unseen = describe_moved_parameters()
     elif parameters_unseen(left, first):
-        unseen = sentence.describe_unseen_parameters()
+        unseen = describe_unseen_parameters()
     elif not first.arguments and not beside.is_explained(first, matched) and (kind := _start_unseen(left, first)):
-        unseen = sentence.describe_unseen_start(kind)
+        unseen = describe_unseen_start(kind)
     else:
-        unseen = sentence.describe_hidden_optimizer(_hidden(matched, judgement, first.key.step))
+        unseen = describe_hidden_optimizer(_hidden(matched, judgement, first.key.step))
     if left.is_selection:
-        divergence, unseen = sentence.about_selection(divergence), sentence.about_selection(unseen)
-    called = sentence.describe_call(first) + beside.describe_given(first, matched)
+        divergence, unseen = about_selection(divergence), about_selection(unseen)
+    called = describe_call(first) + beside.describe_given(first, matched)
     return divergence + called + _beside(first, matched) + (steps or unseen)
 
 
@@ -102,9 +113,9 @@ def _agreement(matched: Matched, judgement: Judgement, counts: Mapping[str, int]
         if seen < every / 2:
             agree = f"Of {every} modules, {seen} ran on the reference's own inputs; all that was compared agrees"
     if not counts.get("close"):
-        return sentence.describe_match(counts, None, agree) + steps + beside.describe_uncompared(matched, True)
+        return describe_match(counts, None, agree) + steps + beside.describe_uncompared(matched, True)
     uncompared = beside.describe_uncompared(matched, optimizer=not judgement.unsupported)
-    return sentence.describe_match(counts, _worst(matched, judgement), agree) + steps + uncompared
+    return describe_match(counts, _worst(matched, judgement), agree) + steps + uncompared
 
 
 def _modules_seen(matched: Matched) -> tuple[int, int]:
@@ -126,14 +137,14 @@ def _worst(matched: Matched, judgement: Judgement) -> str:
     parts = []
     if (off[~large & ~alone] >= 0).any():
         worst = int(np.argmax(np.where(large | alone, -1.0, off)))
-        parts.append(sentence.describe_worst(float(off[worst]), str(left.key(int(rows[worst])))))
+        parts.append(describe_worst(float(off[worst]), str(left.key(int(rows[worst])))))
     if large.any():
         worst = int(np.argmax(np.where(large, off, -1.0)))
         words = float(off[worst]), str(left.key(int(rows[worst]))), _why_large(worst, matched, judgement)
-        parts.append(sentence.describe_large(int(large.sum()), *words, alone=not parts))
+        parts.append(describe_large(int(large.sum()), *words, alone=not parts))
     if alone.any():
         key = str(left.key(int(rows[np.argmax(alone)])))
-        parts.append(sentence.describe_rounding_alone(int(alone.sum()), key, alone=not parts))
+        parts.append(describe_rounding_alone(int(alone.sum()), key, alone=not parts))
     return "; ".join(parts)
 
 
@@ -166,7 +177,7 @@ def _other_steps(matched: Matched, until: int | None = None) -> str:
     if np.any(left.step[alignment.reference] != right.step[alignment.candidate]):
         return ""
     backward = all("backward" in side.phase.words for side in (left, right))
-    return sentence.describe_other_steps(*(_times(side, backward, until) for side in (left, right)))
+    return describe_other_steps(*(_times(side, backward, until) for side in (left, right)))
 
 
 def _times(side: Side, backward: bool, until: int | None) -> dict[int, int]:
@@ -193,13 +204,11 @@ def _start_unseen(side: Side, first: Finding) -> str:
     return "buffer" if has_buffers and not kinds & {"param", "param_grad", "buffer"} else ""
 
 
-def _compared_tensors(matched: Matched, pair: int) -> tuple[sentence.ComparedTensor, sentence.ComparedTensor]:
+def _compared_tensors(matched: Matched, pair: int) -> tuple[ComparedTensor, ComparedTensor]:
     """Return what a sentence needs to know about the reference's tensor and the candidate's."""
     rows = matched.alignment.reference[pair], matched.alignment.candidate[pair]
     ours, theirs = (
-        sentence.ComparedTensor(
-            side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair])
-        )
+        ComparedTensor(side.shape(int(row)), int(counts["nan"][pair] + counts["inf"][pair]), float(counts["l2"][pair]))
         for side, row, counts in zip(
             (matched.reference, matched.candidate),
             rows,
@@ -217,4 +226,4 @@ def _forward(matched: Matched, judgement: Judgement, first: Finding) -> str:
     if not len(passed):
         return ""
     unjudged = judgement.having("unjudged")[np.isin(rows, passed)]
-    return sentence.forward_agrees(bool(unjudged.any()))
+    return forward_agrees(bool(unjudged.any()))
