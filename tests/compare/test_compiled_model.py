@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import tensortap as tt
-from tensortap.compare.judge import rules
-from tensortap.compare.judge.rules import RULES, Rule
+from tensortap.compare.judge.rules import table
 from tensortap.compare.judge.rules.evidence import JudgedPair
+from tensortap.compare.judge.rules.table import RULES, Rule
 from tensortap.core.records import MODULE_KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -83,7 +83,7 @@ def test_a_containers_own_parameter_is_made_by_its_own_code(tmp_path: Path, monk
             found[f"{key.module[pair.row]}.{key.path[pair.row]}"] = pair.is_made_by_container
         return False
 
-    monkeypatch.setattr(rules, "RULES", (*RULES, Rule("probe", probe, lambda pair: 0.0)))
+    monkeypatch.setattr(table, "RULES", (*RULES, Rule("probe", probe, lambda pair: 0.0)))
     reference = captured(tmp_path / "a", False)
     with torch.autocast("cpu", torch.bfloat16):
         tt.compare(reference, captured(tmp_path / "b", False))

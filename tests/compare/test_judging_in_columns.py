@@ -14,9 +14,9 @@ from trained_runs import KINDS, Net
 
 import tensortap as tt
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge import rules
 from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge
 from tensortap.compare.judge.pairs import Pairs
+from tensortap.compare.judge.rules import table
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps import judging as step_judging
@@ -181,8 +181,8 @@ def test_most_pairs_are_judged_in_columns(
 
 
 def test_a_rule_without_columns_is_applied_pair_by_pair(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = rules.Rule("anything", lambda pair: True, lambda pair: 3.0)
-    monkeypatch.setattr(rules, "RULES", (*rules.RULES, allowed))
+    allowed = table.Rule("anything", lambda pair: True, lambda pair: 3.0)
+    monkeypatch.setattr(table, "RULES", (*table.RULES, allowed))
     pairs, rows = random_pairs(side, 0), np.arange(len(side))
     found = judged(StepJudge, Structure(side, rows), pairs, Policy())
     expected = judged(PairJudge, Structure(side, rows), pairs, Policy())

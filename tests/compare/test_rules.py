@@ -8,8 +8,9 @@ import pytest
 from made_runs import chain, write
 
 import tensortap as tt
-from tensortap.compare.judge import rules
-from tensortap.compare.judge.rules import ROUNDING, RULES, Rule
+from tensortap.compare.judge.rules import table
+from tensortap.compare.judge.rules.names import ROUNDING
+from tensortap.compare.judge.rules.table import RULES, Rule
 
 
 def compared(tmp_path: Path, **options: float) -> tuple[str, dict[str, object]]:
@@ -30,19 +31,19 @@ def test_a_new_rule_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     verdict, row = compared(tmp_path)
     assert (verdict, row["rule"]) == ("diverged", ROUNDING)
     added = Rule("allowed by a test", lambda pair: pair.kind == "output", lambda pair: 0.5)
-    monkeypatch.setattr(rules, "RULES", (*RULES, added))
+    monkeypatch.setattr(table, "RULES", (*RULES, added))
     verdict, row = compared(tmp_path)
     assert (verdict, row["status"], row["rule"], row["tolerance"]) == ("match", "close", "allowed by a test", 0.5)
 
 
 def test_a_rule_whose_condition_does_not_hold_allows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Rule("allowed by a test", lambda pair: pair.kind == "param", lambda pair: 0.5)
-    monkeypatch.setattr(rules, "RULES", (*RULES, never))
+    monkeypatch.setattr(table, "RULES", (*RULES, never))
     verdict, row = compared(tmp_path)
     assert (verdict, row["rule"]) == ("diverged", ROUNDING)
 
 
 def test_the_users_own_tolerance_goes_before_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "RULES", (*RULES, Rule("allowed by a test", lambda pair: True, lambda pair: 0.5)))
+    monkeypatch.setattr(table, "RULES", (*RULES, Rule("allowed by a test", lambda pair: True, lambda pair: 0.5)))
     verdict, row = compared(tmp_path, rtol=1e-6)
     assert (verdict, row["rule"], row["tolerance"]) == ("diverged", "rtol and atol as given", 1e-6)

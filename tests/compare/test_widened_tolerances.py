@@ -13,7 +13,7 @@ import pytest
 from made_runs import Array, Seen, values, write
 
 import tensortap as tt
-from tensortap.compare.judge.rules import MOST_ASSUMED
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.unread import UNREAD_PADDING
 from tensortap.core.records import Comparison
 

@@ -19,27 +19,22 @@ import numpy.typing as npt
 
 from tensortap.compare.judge.operators import judge_operators
 from tensortap.compare.judge.pairs import Floats
-from tensortap.compare.judge.rules import (
+from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, CANCELLED_SUM, explain_by_conditioning
+from tensortap.compare.judge.rules.doubts import doubt_rounding
+from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
+from tensortap.compare.judge.rules.names import (
     CANCELLED_GRADIENT,
     FEW_STEPS,
     KINK,
-    MOST_ASSUMED,
     MOST_CAME_IN,
-    MOVED_TIES,
-    NAIVE_SUM,
     OTHER_GELU,
     ROUNDING,
-    ROUNDING_INSIDE,
     SAME_MASK,
     UNSEEN_PARAMETERS,
     UNSEEN_USE,
-    find_tolerance,
-    is_doubtful_rounding,
-    is_doubtful_sum,
-    is_drowned,
 )
-from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, CANCELLED_SUM, explain_by_conditioning
-from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
+from tensortap.compare.judge.rules.tolerance import find_tolerance, is_drowned
 from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
@@ -492,31 +487,8 @@ class PairJudge:
         """Return why a pair beyond its tolerance may still be right; empty if it is wrong."""
         if row in self.pairs.other_gelus:
             return ""
-        pair = JudgedPair(self.evidence, row, sources, 0.0)
-        if is_doubtful_sum(pair, self.evidence.error[row]):
-            return NAIVE_SUM
-        error = self.evidence.error[row]
-        if is_doubtful_rounding(pair, error):
-            return ROUNDING_INSIDE
-        return MOVED_TIES if self._moved_ties(pair) else doubt_unseen_code(pair, error)
-
-    def _moved_ties(self, pair: JudgedPair) -> bool:
-        """Whether a cast moved ties of a maximum with overlapping windows.
-
-        An element that loses a window to another may keep others: it is zero on neither side. There are about as many
-        of these as of those that crossed, and a share s of all moves the rest by sqrt(s). Rows say nothing: few of
-        their elements are the largest of a window.
-        """
-        isolated, row = self.pairs.isolated, pair.row
-        if isolated is None or self.structure.kind[row] not in _FLOWING_GRADIENTS or self.evidence.policy.fixed:
-            return False
-        if not any(isolated.cast[source] for source in pair.right_activations):
-            return False
-        kink = self.pairs.kink_of(row)
-        passed = int(self.pairs.elements[row] - self.pairs.zeros[row])
-        if kink is None or not passed or kink.crossed > passed / 64:
-            return False
-        return kink.rel_l2 <= float((kink.crossed / passed) ** 0.5)
+        pair, error = JudgedPair(self.evidence, row, sources, 0.0), self.evidence.error[row]
+        return doubt_rounding(pair, error) or doubt_unseen_code(pair, error)
 
     def _blame_mask(self, mask: int) -> None:
         """Call an ambiguous mask wrong, because something made from it is."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tensortap.compare.judge.rules import ROUNDING, find_tolerance
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
+from tensortap.compare.judge.rules.names import ROUNDING
+from tensortap.compare.judge.rules.tolerance import find_tolerance
 from tensortap.compare.judge.structure import CallRows, Structure
 
 __all__ = ["OTHER_WAY", "judge_operators"]

@@ -16,7 +16,7 @@ import numpy as np
 from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.masked_calls import precedes_attention
 from tensortap.compare.judge.pairs import Pairs
-from tensortap.compare.judge.rules import MOST_ASSUMED
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.hidden import UNREAD_POSITIONS

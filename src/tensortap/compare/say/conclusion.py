@@ -17,7 +17,7 @@ from tensortap.compare.judge.judging import Judgement
 from tensortap.compare.judge.overflow import OVERFLOWS
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.read_hidden import READ_HIDDEN
-from tensortap.compare.judge.rules import MOST_CAME_IN, ROUNDING_INSIDE
+from tensortap.compare.judge.rules.names import MOST_CAME_IN, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS
 from tensortap.compare.judge.ties import FOLLOWS_TIE, TIE_UNKNOWN

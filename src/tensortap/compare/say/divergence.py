@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from tensortap.compare.judge.rules import SAME_MASK
+from tensortap.compare.judge.rules.names import SAME_MASK
 from tensortap.compare.say.formatting import listed, rounded
 from tensortap.core.causes import CAUSES, OUTSIDE_CAUSES, PARAMETER_CAUSES, UNCALLED, Cause, CauseWording
 from tensortap.core.records import Finding, Key, display_name

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.row_lists import RowLists
-from tensortap.compare.judge.rules import ROUNDING
+from tensortap.compare.judge.rules.names import ROUNDING
 from tensortap.compare.judge.rules.summed_columns import ListedRows
 from tensortap.compare.judge.steps.facts import StepFacts, SummedFacts
 from tensortap.compare.judge.structure import Ints

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge, are_nearly
 from tensortap.compare.judge.pairs import Floats, Pairs
-from tensortap.compare.judge.rules import ROUNDING, UNSEEN_PARAMETERS
 from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.rules.names import ROUNDING, UNSEEN_PARAMETERS
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.chunks import ALONE, COPIED, RIGHT, UNLESS_WRONG, Chunk, StepPart
 from tensortap.compare.judge.steps.facts import FOLLOWED, KINDS_WITH_FACTS, SEEN, UNSEEN

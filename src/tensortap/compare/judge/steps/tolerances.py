@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats
-from tensortap.compare.judge.rules import MOST_ASSUMED, find_tolerances
 from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.evidence import Evidence
+from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.summed_columns import UnrecordedTerms
+from tensortap.compare.judge.rules.tolerance import find_tolerances
 from tensortap.compare.judge.steps.chunks import RIGHT, UNLESS_WRONG, Chunk
 from tensortap.compare.judge.steps.facts import KINDS_WITH_FACTS, SEEN
 from tensortap.compare.judge.structure import Ints
