@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.compare.judge.judged_elsewhere import all_judged_elsewhere
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 
 MODULES, STEPS = 16, 2
 

@@ -14,7 +14,8 @@ from trained_runs import KINDS, Net
 
 import tensortap as tt
 from tensortap.compare.align.side import Scope, Side
-from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge
+from tensortap.compare.judge.judgement import Judgement
+from tensortap.compare.judge.judging import CallsWithoutGradient, PairJudge
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules import table
 from tensortap.compare.judge.rules.evidence import Evidence

@@ -22,7 +22,7 @@ from tensortap.compare.judge.extra_shares import find_extra_shares
 from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.free_precision import judge_free
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.one_sided import (
     find_calls_without_gradient,
     find_extra_gradients,

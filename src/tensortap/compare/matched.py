@@ -20,7 +20,7 @@ from tensortap.compare.align.splits import OtherSplits
 from tensortap.compare.join.scaling import NO_SCALING, Scaling
 from tensortap.compare.join.shares import find_rounded_shares
 from tensortap.compare.judge.findings import FindingBuilder
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances
 from tensortap.compare.judge.structure import Spot, Structure

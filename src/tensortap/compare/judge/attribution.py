@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.masked_calls import precedes_attention
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.shown_elements import ShownElements, Sign, rounded_extreme

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import cause_of, is_within
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, innermost_without, outermost_without
 from tensortap.compare.judge.structure import CallRows, Spot, Structure
 from tensortap.core.arguments import ArgumentDifference

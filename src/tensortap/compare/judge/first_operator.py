@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tensortap.compare.align.side import Names, Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.operator_paths import OperatorPlace, parse_operator

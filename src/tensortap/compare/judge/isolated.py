@@ -13,7 +13,7 @@ from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.isolation import Isolation
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.random_draws import without_out_of_step
 from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
 from tensortap.compare.judge.structure import CallRows, Structure

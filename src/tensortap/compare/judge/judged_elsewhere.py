@@ -13,7 +13,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 
 __all__ = ["all_judged_elsewhere"]
 

@@ -8,15 +8,15 @@ mistake in a run that was exact so far does. `rules` has all tolerances.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.judge.few_elements import FewElements
+from tensortap.compare.judge.judgement import Judgement
+from tensortap.compare.judge.moved_tokens import MovedTokens
 from tensortap.compare.judge.operators import judge_operators
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.rules.conditioning import CANCELLED_ERROR, CANCELLED_SUM, explain_by_conditioning
@@ -39,73 +39,13 @@ from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_co
 from tensortap.compare.judge.structure import Ints, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
-from tensortap.compare.measure.choices import ChangedChoice
-from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
-from tensortap.compare.measure.kinks import CrossedKink, few_steps
-from tensortap.compare.measure.token_order import LEAST_REORDERED, OTHER_ORDER
-from tensortap.core.records import GRADIENT_KINDS, STATUSES
+from tensortap.compare.judge.wrong_so_far import WrongSoFar
+from tensortap.core.records import GRADIENT_KINDS
 
-__all__ = ["CallsWithoutGradient", "Judgement", "PairJudge", "are_nearly"]
+__all__ = ["CallsWithoutGradient", "PairJudge", "are_nearly"]
 
 _FLOWING = ("input", "output", "grad_output", "grad_input")
 _FLOWING_GRADIENTS = ("grad_output", "grad_input")
-_FEW_CROSSED, _SHARE_CROSSED = 4, 16.0
-"""Elements of a gradient that may cross a kink whatever the activations; and per error of these and element."""
-_LEAST_ELEMENTS = 64
-"""Elements of a gradient of which one may be all that differs."""
-_MOST_STEPS = 4.0
-"""Times the usual step of an optimizer by which an element may be off: two steps, each of twice the usual size."""
-
-_FLIPPED = 2.5
-"""The same of a step that went the other way, which is twice the usual one if all steps are of one size."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """For every pair: status, tolerance and rule; and for the wrong ones whether they are births."""
-
-    status: list[str]
-    tolerance: Floats
-    row_tolerance: Floats
-    rule: list[str]
-    born: list[int]
-    """Rows, in execution order."""
-    sources_error: dict[int, float]
-    """For each born row, the worst error among its sources; NaN if none was recorded."""
-    affected_calls: set[Spot]
-    """Calls without a gradient at an output whose own gradients are wrong."""
-    kinks: Mapping[int, CrossedKink] = field(default_factory=dict)
-    """Rows that are right but for few elements that crossed a kink."""
-    choices: Mapping[int, ChangedChoice] = field(default_factory=dict)
-    """Rows of choices that differ, as rounding may have decided."""
-    cancelling: frozenset[int] = frozenset()
-    """Rows of gradients that are close and consist of rounding alone: sums that cancel out."""
-
-    unsupported: frozenset[int] = frozenset()
-    """Rows that are close only because more was allowed for something that was not recorded."""
-
-    @cached_property
-    def _codes(self) -> npt.NDArray[np.int8]:
-        """The status of each pair as its number in STATUSES."""
-        numbers = {status: number for number, status in enumerate(STATUSES)}
-        return np.fromiter(map(numbers.__getitem__, self.status), np.int8, len(self.status))
-
-    def having(self, *statuses: str) -> npt.NDArray[np.bool_]:
-        """Return for each pair whether it has one of these statuses."""
-        return np.array([status in statuses for status in STATUSES])[self._codes]
-
-    @cached_property
-    def unjudged(self) -> list[int]:
-        """Rows that could not be judged."""
-        found: list[int] = np.flatnonzero(self.having("unjudged")).tolist()
-        return found
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Pairs by status, of those that occur, in the order of their first pair."""
-        found, first, times = np.unique(self._codes, return_index=True, return_counts=True)
-        order = np.argsort(first).tolist()
-        return Counter({STATUSES[found[at]]: int(times[at]) for at in order})
 
 
 @dataclass(frozen=True)
@@ -128,8 +68,10 @@ class PairJudge:
         self.calls_without_gradient = set(without_gradient.at_output)
         self.calls_that_send_none = without_gradient.sent
         self.affected_calls: set[Spot] = set()
-        self.kinks: dict[int, CrossedKink] = {}
         self.ties = Ties(evidence)
+        self.few_elements = FewElements(evidence)
+        self.moved_tokens = MovedTokens(evidence)
+        self.wrong_so_far = WrongSoFar(evidence.structure)
         self._cancelling: set[int] = set()
         self._unsupported: set[int] = set()
         self.born: list[int] = []
@@ -137,13 +79,6 @@ class PairJudge:
         self.worst_outputs = WorstOutputs(evidence)
         self._unseen_uses: dict[int, Spot] = {}
         """Gradients of outputs that one side alone uses inside its model, unseen, and the calls that return these."""
-        self._after_hidden: set[int] = set()
-        """Rows whose elements may have been made at positions that a mask hides."""
-        self._wrong_gradients = 0
-        """Number of gradients of parameters that are wrong so far."""
-        self._wrong_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
-        """By rank and step: kinds of the records that are wrong so far."""
-        self._nonfinite_kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         # Pairs that are equal, or off by no more than their own rounding, are right whatever their sources are.
         self.open = ~pairs.equal & ~(pairs.error <= pairs.base) & ~np.isnan(pairs.error)
         if policy.fixed:
@@ -191,7 +126,7 @@ class PairJudge:
             self.born,
             self.sources_error,
             self.affected_calls,
-            self.kinks,
+            self.few_elements.kinks,
             self.ties.choices,
             frozenset(row for row in self._cancelling if self.status[row] == "close"),
             frozenset(row for row in self._unsupported if self.status[row] == "close"),
@@ -218,7 +153,7 @@ class PairJudge:
             return
         recorded = bool(sources)
         propagated = after_wrong or bool(lacking)
-        if not recorded and self.pairs.isolated is None and self._follows_something_wrong(row):
+        if not recorded and self.pairs.isolated is None and self.wrong_so_far.may_reach(row):
             after_wrong = propagated = True
         incoming = 0.0
         if not after_wrong:
@@ -249,14 +184,8 @@ class PairJudge:
         if may_follow and (tie := self._follows_tie(row, sources)):
             self.status[row], self.rule[row] = tie
             return
-        if too_far and not propagated and self._follows_hidden(row, sources):
-            self._after_hidden.add(row)
-            evidence.discount(row)
-            self.status[row], self.rule[row] = "unjudged", FOLLOWS_HIDDEN
-            return
-        if too_far and not propagated and self._is_in_other_order(row):
-            evidence.discount(row)
-            self.status[row], self.rule[row] = "unjudged", OTHER_ORDER
+        if too_far and not propagated and (doubt := self.moved_tokens.doubt(row, sources, self.tolerance[row])):
+            self.status[row], self.rule[row] = "unjudged", doubt
             return
         if is_broken:
             self.status[row] = "shape" if self.pairs.reshaped[row] else "nonfinite"
@@ -268,10 +197,10 @@ class PairJudge:
             if self.structure.kind[row] == "param_grad":
                 evidence.summed.add_right_gradient(row, error)
             return
-        elif not propagated and self._crossed_a_kink(row, sources):
+        elif not propagated and self.few_elements.crossed_a_kink(row, sources, self.tolerance[row]):
             self.status[row], self.rule[row] = "close", KINK
             return
-        elif not propagated and self._is_few_steps(row, sources):
+        elif not propagated and self.few_elements.took_other_steps(row, sources, self.tolerance[row]):
             self.status[row], self.rule[row] = "close", FEW_STEPS
             return
         elif not propagated and (rule := self._explain_by_conditioning(row, sources)):
@@ -292,7 +221,7 @@ class PairJudge:
         else:
             self.status[row] = "diverged"
         if self.status[row] == "nonfinite":
-            propagated = propagated or self._came_through_parameters(row, self._nonfinite_kinds)
+            propagated = propagated or self.wrong_so_far.nonfinite_may_reach(row)
         self._mark_wrong(row)
         self.affected_calls.update(lacking)
         if not propagated and (masks := [source for source in sources if source in self._ambiguous]):
@@ -304,12 +233,7 @@ class PairJudge:
 
     def _mark_wrong(self, row: int) -> None:
         self.evidence.wrong[row] = not self.evidence.forced[row]
-        rank, step, _ = self.structure.scope[row]
-        kind = self.structure.kind[row]
-        self._wrong_gradients += kind == "param_grad"
-        if self.status[row] == "nonfinite":
-            self._nonfinite_kinds[rank, step].add(kind)
-        self._wrong_kinds[rank, step].add(kind)
+        self.wrong_so_far.add(row, self.status[row] == "nonfinite")
 
     def _is_wrong_layer(self, spot: Spot) -> bool:
         """Whether outputs of a call inside the model are wrong."""
@@ -339,129 +263,8 @@ class PairJudge:
         inside = any(module != call.module for (scope, module), _ in gradients if scope == call.scope)
         return call.spot if inside else None
 
-    def _crossed_a_kink(self, row: int, sources: Sequence[int]) -> bool:
-        """Whether a gradient is right but for few elements, which crossed a kink of an activation.
-
-        With activations that are off by e, about a share of e of them does.
-        """
-        evidence, kind = self.evidence, self.structure.kind[row]
-        inside = kind == "param_grad" and self.structure.module[row] in self.pairs.including_activation
-        if not (kind in _FLOWING_GRADIENTS or inside) or evidence.policy.fixed:
-            return False
-        kink = self.pairs.kink_of(row)
-        if kink is None:
-            return self._is_one_element(row)
-        pair = JudgedPair(evidence, row, sources, 0.0)
-        errors = [evidence.propagated[source] for source in pair.right_activations if evidence.is_known(source)]
-        if self.pairs.isolated is not None:  # they have no error but that of a cast
-            cast = [source for source in pair.right_activations if self.pairs.isolated.cast[source]]
-            errors += [evidence.base[source] / 4 for source in cast]  # the mean rounding is a quarter of an epsilon
-        worst = max((error for error in errors if error < float("inf")), default=0.0)
-        allowed = _FEW_CROSSED + _SHARE_CROSSED * worst * kink.elements
-        row_error = kink.row_rel_l2 / float(self.pairs.row_gain[row])
-        if kink.crossed > min(allowed, kink.elements / 8) or not (kink.rel_l2 <= self.tolerance[row]):
-            return False
-        if row_error > self.tolerance[row]:
-            return False
-        self.kinks[row] = kink
-        return True
-
-    def _is_one_element(self, row: int) -> bool:
-        """Whether one element of a small gradient is all that differs: an activation that passes something on either
-        side of its kink, as a PReLU, is zero on none."""
-        apart, most = float(self.pairs.distance[row]), self.pairs.most_apart_of(row)
-        if not (0 < most <= apart) or int(self.pairs.elements[row]) < _LEAST_ELEMENTS:
-            return False
-        rest = max(0.0, apart**2 - most**2) ** 0.5
-        return bool(rest <= self.tolerance[row] * self.evidence.l2[row] and rest <= most / 2)
-
-    def _is_few_steps(self, row: int, sources: Sequence[int]) -> bool:
-        """Whether few elements of a parameter took another step and all others agree.
-
-        Where a gradient is nearly zero, its rounding decides the step of an optimizer that divides by its size. An
-        element is then off by at most two steps. A wrong optimizer moves all of them.
-        """
-        evidence = self.evidence
-        if self.structure.kind[row] != "param" or evidence.policy.fixed or self.pairs.is_set_differently(row):
-            return False
-        if not evidence.optimizer.noise(row, sources) or any(evidence.wrong[source] for source in sources):
-            return False
-        gradients = [source for source in sources if self.structure.kind[source] in ("param_grad", "step_grad")]
-        still = min((int(self.pairs.zeros[source]) for source in gradients), default=0)  # these hardly move
-        moved = max(1, int(self.pairs.elements[row]) - still)
-        step = evidence.step_size(row) * evidence.l2[row] / moved**0.5
-        apart = float(self.pairs.distance[row])
-        if self.pairs.most_apart_of(row) <= _MOST_STEPS * step and apart <= self.tolerance[row] * evidence.l2[row]:
-            return True  # one element is much of a short row
-        few = self.pairs.kink_of(row)
-        if few is None or few.crossed > few_steps(int(self.pairs.elements[row])):
-            return False
-        return bool(few.rel_l2 <= self.tolerance[row] and apart <= _FLIPPED * step * few.crossed**0.5)
-
     def _follows_tie(self, row: int, sources: Sequence[int]) -> tuple[str, str] | None:
         return self.ties.status_of_follower(row, sources, self.tolerance[row])
-
-    def _follows_hidden(self, row: int, sources: Sequence[int]) -> bool:
-        """Whether a value without axes of positions, such as the tokens of an expert, is made from one that differs at
-        positions that a mask hides: these may be among its elements, or have moved the others to other places."""
-        kind, limits = self.structure.kind[row], self.pairs.limits
-        if self.pairs.isolated is not None or self.evidence.policy.fixed:
-            return False
-        if row in self.pairs.shown and not self._may_be_sorted(row):
-            return False
-        if row in self.pairs.masks or (self.pairs.reshaped[row] and row not in self.pairs.other_lengths):
-            return False
-        if kind in ("input", "output"):
-            # Summaries show no positions: what still has some may be wrong at others.
-            hidden = (UNREAD_POSITIONS, EXTREMES_AGREE)[: 1 + (not self.pairs.dimensions[row])]
-            differ = [each for each in sources if each in self._after_hidden or limits.get(each) in hidden]
-            return bool(differ) and not self.pairs.selects_other_rows(row, differ)
-        call = self.structure.call_of(row) if kind in _FLOWING_GRADIENTS else None
-        return call is not None and not self._after_hidden.isdisjoint(call.of("input", "output"))
-
-    def _is_in_other_order(self, row: int) -> bool:
-        """Whether a value inside code that was given choices has the same tokens in another order: experts may take
-        them one by one, sorted or as they come. What that code returns is compared as usual."""
-        structure = self.structure
-        call = structure.call_of(row) if structure.kind[row] in _FLOWING else None
-        apart = self.evidence.error[row] > LEAST_REORDERED and not self.evidence.policy.fixed
-        around = call.parent if call is not None and apart else None
-        while around is not None:
-            given = around.of("input")
-            if any(structure.integers[each] and structure.makers.get(structure.tensor[each]) for each in given):
-                return self.pairs.is_reordered(row, max(self.tolerance[row], self.pairs.base[row]))
-            around = around.parent
-        return False
-
-    def _may_be_sorted(self, row: int) -> bool:
-        """Whether a list of all tokens may have them in another order than positions have, as sorted by their experts.
-
-        Then it belongs to a call inside one that was given choices. Whole tensors show whether it may be; from
-        summaries, no order of tokens changes the norm, which differs by no more than hidden tokens do.
-        """
-        pairs, structure = self.pairs, self.structure
-        call = structure.call_of(row)
-        if call is None or call.parent is None or pairs.dimensions[row] != 2:
-            return False
-        given = call.parent.of("input")
-        if not any(structure.integers[each] and structure.makers.get(structure.tensor[each]) for each in given):
-            return False
-        if not np.isnan(pairs.mismatched[row]):
-            return row in pairs.in_other_order
-        ours, theirs = float(pairs.l2[row]) ** 2, float(pairs.candidate_l2[row]) ** 2
-        return abs(ours - theirs) <= 2 * self._padded_share(structure.scope[row]) * max(ours, theirs)
-
-    def _padded_share(self, scope: tuple[int, int, int]) -> float:
-        """Return the share of positions that the masks hide which the model is given in a pass."""
-        return max(
-            (
-                float(self.pairs.zeros[row] / self.pairs.elements[row])
-                for row, kind in enumerate(self.structure.kind)
-                if kind == "input" and not self.structure.module[row] and "mask" in self.structure.path[row]
-                if self.structure.scope[row] == scope
-            ),
-            default=0.0,
-        )
 
     def _note_cancelling(self, row: int, sources: Sequence[int]) -> None:
         """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""
@@ -504,7 +307,7 @@ class PairJudge:
         """Judge a record of the very same two tensors as the first one."""
         self.status[row], self.tolerance[row] = self.status[first], self.tolerance[first]
         self.rule[row], self.evidence.wrong[row] = self.rule[first], self.evidence.wrong[first]
-        self._wrong_gradients += self.evidence.wrong[row] and self.structure.kind[row] == "param_grad"
+        self.wrong_so_far.gradients += self.evidence.wrong[row] and self.structure.kind[row] == "param_grad"
         if self.ties:
             self.ties.copy(row, first)
 
@@ -532,30 +335,6 @@ class PairJudge:
             others = [call.spot for call in made_in if call is not own]
             found += [spot for spot in others if spot in self.calls_that_send_none]
         return found
-
-    def _follows_something_wrong(self, row: int) -> bool:
-        """Whether a record with unknown sources comes after something wrong: then it is not a birth. Inputs of the
-        model, and parameters at first, come from outside."""
-        kind = self.structure.kind[row]
-        if kind == "input" and not self.structure.module[row]:
-            return False
-        same_step = kind not in ("param", "buffer") and self.structure.scope[row][:2] in self._wrong_kinds
-        return same_step or self._came_through_parameters(row, self._wrong_kinds)
-
-    def _came_through_parameters(self, row: int, bad: Mapping[tuple[int, int], Collection[str]]) -> bool:
-        """Whether something bad, such as a NaN, may have come from the step before through unrecorded parameters: by
-        way of their gradients, if these were recorded."""
-        rank, step, _ = self.structure.scope[row]
-        before = (rank, self._step_before.get((rank, step), -1))
-        kinds = bad.get(before, ())
-        if not kinds or "param" in self.structure.kinds_in_step[rank, step]:
-            return False
-        return "param_grad" in kinds or "param_grad" not in self.structure.kinds_in_step[before]
-
-    @cached_property
-    def _step_before(self) -> dict[tuple[int, int], int]:
-        steps = sorted(self.structure.kinds_in_step)
-        return {step: before[1] for before, step in pairwise(steps) if before[0] == step[0]}
 
 
 def _is_nearly(error: float, other: float) -> bool:

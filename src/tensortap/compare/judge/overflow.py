@@ -15,7 +15,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.structure import Structure
 from tensortap.core import dtypes
 from tensortap.core.records import WRONG_STATUSES, Finding

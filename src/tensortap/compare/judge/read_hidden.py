@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.causes import is_within
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unread import UnreadDifferences

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import WRONG_STATUSES, Finding
 from tensortap.kernels import difference

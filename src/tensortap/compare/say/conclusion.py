@@ -13,7 +13,7 @@ from tensortap.compare.align.ranks import UnpairedRanks, other_worlds
 from tensortap.compare.join.evidence import NO_PARALLEL_EVIDENCE, ParallelEvidence
 from tensortap.compare.judge.first_operator import with_operators
 from tensortap.compare.judge.judged_elsewhere import all_judged_elsewhere
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.overflow import OVERFLOWS
 from tensortap.compare.judge.precision import NO_PRECISION, Precision
 from tensortap.compare.judge.read_hidden import READ_HIDDEN

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Renames, suggest
 from tensortap.compare.align.calls import argument_notes
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.recomputations import changed_recomputations
 from tensortap.compare.judge.rules.names import MOST_CAME_IN, MOVED_TIES, NAIVE_SUM, OTHER_GELU, ROUNDING_INSIDE
 from tensortap.compare.judge.rules.unseen import FITTED, KINKS_INSIDE, SATURATED, SHORT_INSIDE, UNDERFLOWS, UNEVEN_STEPS

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap.compare.align.distinct import distinct
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.matched import Matched
 from tensortap.compare.say import beside
 from tensortap.compare.say.agreement import describe_large, describe_match, describe_rounding_alone, describe_worst

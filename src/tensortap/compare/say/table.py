@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.say.columns import pairs_schema
 from tensortap.compare.translate.translated import Translated

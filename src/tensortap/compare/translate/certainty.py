@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures

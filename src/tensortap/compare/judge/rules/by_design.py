@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Ints, Side
-from tensortap.compare.judge.judging import Judgement
+from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.translate.translated import Translated
 from tensortap.mapping.model_mapping import ModelMapping
 from tensortap.mapping.outline import full_name

@@ -18,7 +18,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.compare.judge.judging import CallsWithoutGradient, Judgement, PairJudge, are_nearly
+from tensortap.compare.judge.judgement import Judgement
+from tensortap.compare.judge.judging import CallsWithoutGradient, PairJudge, are_nearly
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.names import ROUNDING, UNSEEN_PARAMETERS
@@ -144,7 +145,7 @@ class StepJudge(PairJudge):
     # --- verdicts ---------------------------------------------------------------------------------------------------
     def _judge_chunk(self, chunk: Chunk) -> None:
         self.evidence.discounted.clear()
-        progress = _Progress(len(self.calls_without_gradient), self._wrong_gradients)
+        progress = _Progress(len(self.calls_without_gradient), self.wrong_so_far.gradients)
         begin = 0
         for alone in [*np.flatnonzero(chunk.ways < RIGHT).tolist(), len(chunk.rows)]:
             if alone - begin > _FEW and self._is_all_right(chunk, progress, begin, alone):
@@ -159,7 +160,7 @@ class StepJudge(PairJudge):
         sources = chunk.sources[chunk.ends[begin] - counts[0] : chunk.ends[end - 1]]
         if wrong[sources].any() or self.evidence.discounted or len(self.calls_without_gradient) > progress.lacking:
             return False
-        may_follow = bool(self._wrong_kinds) and not counts.all()
+        may_follow = bool(self.wrong_so_far) and not counts.all()
         if may_follow or progress.lately:
             return False
         if not progress.has_judged:  # so what tolerances assume is so
@@ -167,7 +168,7 @@ class StepJudge(PairJudge):
         substitutes = chunk.substitutes[begin:end]
         if wrong[substitutes[substitutes >= 0]].any() or not np.isnan(chunk.worst_right[begin:end]).all():
             return False
-        return self._wrong_gradients == progress.wrong_gradients or not chunk.needs_gradients[begin:end].any()
+        return self.wrong_so_far.gradients == progress.wrong_gradients or not chunk.needs_gradients[begin:end].any()
 
     def _accept(self, chunk: Chunk, begin: int, end: int) -> None:
         """Call pairs right."""
@@ -228,7 +229,7 @@ class StepJudge(PairJudge):
                 progress.has_judged = progress.has_judged or bool(wrong[row])
             elif way in (ALONE, COPIED) or row in progress.lately:
                 self._judge_alone(row, progress)
-            elif any(map(is_wrong, own)) or (not own and self._wrong_kinds and self._follows_something_wrong(row)):
+            elif any(map(is_wrong, own)) or (not own and self.wrong_so_far and self.wrong_so_far.may_reach(row)):
                 # That is the only reason, so it needs no tolerance.
                 progress.has_judged = True
                 self.rule[row] = ROUNDING
@@ -254,7 +255,7 @@ class StepJudge(PairJudge):
 
         wrong_gradients: how many gradients of parameters were wrong when the tolerance was worked out.
         """
-        if chunk.needs_gradients[place] and self._wrong_gradients > wrong_gradients:
+        if chunk.needs_gradients[place] and self.wrong_so_far.gradients > wrong_gradients:
             return False
         substitute = int(chunk.substitutes[place])
         if substitute >= 0 and (self.evidence.wrong[substitute] or substitute in self.evidence.discounted):
