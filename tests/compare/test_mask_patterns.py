@@ -13,7 +13,8 @@ from made_runs import Seen, values, write
 
 import tensortap as tt
 from tensortap.compare.measure.hidden import HiddenPositions
-from tensortap.compare.measure.masks import NONE, SUM, in_convention_of, mask_of
+from tensortap.compare.measure.mask_conventions import NONE, SUM, mask_of
+from tensortap.compare.measure.masks import in_convention_of
 from tensortap.core.records import Comparison
 from tensortap.kernels import summarize
 

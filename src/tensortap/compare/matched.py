@@ -24,10 +24,8 @@ from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances
 from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.measure.edges import has_edges
 from tensortap.compare.measure.gelu import other_gelus_between
-from tensortap.compare.measure.masks import (
-    has_edges,
-)
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.translate.certainty import CERTAIN, Doubts, Levels, certain_modules, levels, paired_by_state
 from tensortap.compare.translate.fused import Fusions
@@ -75,7 +73,7 @@ class Matched:
 
     @cached_property
     def has_edges(self) -> Bools:
-        """Whether elements of each pair are at the edge of their dtype's range; see `masks`."""
+        """Whether elements of each pair are at the edge of their dtype's range; see `edges`."""
         return has_edges(self.reference, self.candidate, self.alignment)
 
     @cached_property

@@ -23,11 +23,9 @@ from tensortap.compare.join.scaling import NO_SCALING, find_scaling
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.matched import Matched
+from tensortap.compare.measure.edges import without_edges
 from tensortap.compare.measure.engine import Engine
 from tensortap.compare.measure.mask_measures import measure_masks
-from tensortap.compare.measure.masks import (
-    without_edges,
-)
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.padding import CausalPadding
 from tensortap.compare.measure.tensors import Tolerances, is_little_work, measure_tensors

@@ -16,9 +16,7 @@ from tensortap.compare.judge.rules.rounding import EPSILON, Policy
 from tensortap.compare.matched import Matched
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.kinks import kinks_between
-from tensortap.compare.measure.masks import (
-    boolean_pairs,
-)
+from tensortap.compare.measure.mask_pairs import boolean_pairs
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.movement import ReferenceMovement
 from tensortap.compare.measure.selections import other_rows_between

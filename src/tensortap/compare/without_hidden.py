@@ -14,10 +14,8 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions
-from tensortap.compare.measure.masks import (
-    padding_masks,
-    padding_positions,
-)
+from tensortap.compare.measure.mask_pairs import padding_masks
+from tensortap.compare.measure.masks import padding_positions
 from tensortap.compare.measure.tensors import Tolerances
 
 __all__ = ["hidden_positions", "leave_out_hidden", "scope_of", "without_padding"]

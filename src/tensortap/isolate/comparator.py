@@ -16,6 +16,7 @@ from tensortap.capture.selection import Keep
 from tensortap.capture.watching.clock import ModuleCall
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.unpassed import measure_passed
+from tensortap.compare.measure.edges import without_edges
 from tensortap.compare.measure.gelu import SHORT_DTYPES, are_other_gelus
 from tensortap.compare.measure.hidden import EXPLAINS, HiddenPositions, see_nothing
 from tensortap.compare.measure.kinks import CrossedKink, crossed_kink, few_steps
@@ -25,7 +26,6 @@ from tensortap.compare.measure.masks import (
     mask_difference,
     padding_mask,
     reshaped_mask_difference,
-    without_edges,
 )
 from tensortap.compare.measure.step_noise import step_noise
 from tensortap.compare.measure.token_order import LEAST_REORDERED, are_reordered

@@ -10,17 +10,9 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.measure.masks import (
-    MaskDifference,
-    equal_flags,
-    equal_mask,
-    equal_masks,
-    mask_difference,
-    mask_pairs,
-    pattern_differences,
-    reshaped_mask_difference,
-    reshaped_mask_pairs,
-)
+from tensortap.compare.measure.mask_pairs import equal_flags, equal_masks, mask_pairs, reshaped_mask_pairs
+from tensortap.compare.measure.mask_sketches import pattern_differences
+from tensortap.compare.measure.masks import MaskDifference, equal_mask, mask_difference, reshaped_mask_difference
 from tensortap.compare.measure.measures import Measures
 from tensortap.compare.measure.visible import have_same_padding
 

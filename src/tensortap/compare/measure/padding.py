@@ -13,7 +13,8 @@ from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.measure.hidden import AGREES, see_nothing
-from tensortap.compare.measure.masks import MaskDifference, equal_flags, padding_mask
+from tensortap.compare.measure.mask_pairs import equal_flags
+from tensortap.compare.measure.masks import MaskDifference, padding_mask
 from tensortap.compare.measure.measures import Measures
 
 __all__ = ["CausalPadding"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.measure.masks import padding_masks
+from tensortap.compare.measure.mask_pairs import padding_masks
 from tensortap.core.sketches import fold
 from tensortap.kernels import summarize
 from tensortap.kernels.summary.visible import Positions, along
