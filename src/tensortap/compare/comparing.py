@@ -18,14 +18,14 @@ from tensortap.compare.join.evidence import ParallelEvidence
 from tensortap.compare.join.joining import join_runs
 from tensortap.compare.join.rank_parts import rank_parts
 from tensortap.compare.judge.attribution import attribute
+from tensortap.compare.judge.extra_gradients import find_extra_gradients
 from tensortap.compare.judge.extra_shares import find_extra_shares
 from tensortap.compare.judge.extremes import rows_with_right_extremes, with_right_extremes
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.free_precision import judge_free
 from tensortap.compare.judge.judgement import Judgement
-from tensortap.compare.judge.one_sided import (
+from tensortap.compare.judge.missing_gradients import (
     find_calls_without_gradient,
-    find_extra_gradients,
     find_missing_gradients,
     find_uncalled_modules,
     find_uncertain_modules,

@@ -17,18 +17,18 @@ from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.align.splits import other_micro_batches
 from tensortap.compare.judge.differentiated import DIFFERENTIATED, rows_of_differentiated
+from tensortap.compare.judge.extra_gradients import find_extra_gradients
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
 from tensortap.compare.judge.isolated import Attributor, isolated_findings
 from tensortap.compare.judge.isolation import Isolation
-from tensortap.compare.judge.one_sided import (
-    Parameters,
+from tensortap.compare.judge.missing_gradients import (
     find_calls_without_gradient,
-    find_extra_gradients,
     find_lost_term,
     find_missing_gradients,
     find_missing_in_isolation,
     without_reordered,
 )
+from tensortap.compare.judge.missing_rows import Parameters
 from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
-from tensortap.compare.judge.one_sided import find_missing_gradients
+from tensortap.compare.judge.missing_gradients import find_missing_gradients
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause

@@ -9,13 +9,33 @@ from typing import Protocol
 from tensortap.compare.judge.structure import CallRows, Structure
 from tensortap.core.records import Key
 
-__all__ = ["Callers", "Isolation"]
+__all__ = ["Callers", "CallersInStructure", "Isolation"]
 
 
 class Callers(Protocol):
     """The modules that made calls, by step, micro step, module and number."""
 
     def get(self, call: tuple[int, int, str, int], /) -> str | None: ...
+
+
+class CallersInStructure:
+    """The modules around calls, as their names and order show them."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._ranks: dict[int, list[int]] = {}
+        for rank, step in structure.kinds_in_step:
+            self._ranks.setdefault(step, []).append(rank)
+
+    def get(self, call: tuple[int, int, str, int], /) -> str | None:
+        """Return the module that made a call; that of the last rank, if several have it."""
+        step, micro, module, number = call
+        spots = [((rank, step, micro), module, number) for rank in self._ranks.get(step, ())]
+        found = [made for spot in spots if (made := self._structure.calls.get(spot)) is not None]
+        if not found:
+            return None
+        last = max(found, key=lambda made: made.first_row)
+        return None if last.parent is None else last.parent.module
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,6 @@ def judge(
     """Judge all pairs in execution order.
 
     reference_moved: how far apart records of the reference are, relative to the first ones, by rows.
-    without_gradient: see `one_sided.find_calls_without_gradient`.
+    without_gradient: see `missing_gradients.find_calls_without_gradient`.
     """
     return StepJudge(Evidence(pairs, structure, policy, reference_moved), without_gradient).run()
