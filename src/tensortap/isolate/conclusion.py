@@ -16,10 +16,12 @@ from tensortap.compare.align.call_patterns import without_other_calls
 from tensortap.compare.align.ranks import UnpairedRanks, unchecked_ranks
 from tensortap.compare.align.side import Scope, Side
 from tensortap.compare.align.splits import other_micro_batches
+from tensortap.compare.judge.checked_pairs import CheckedPairs
 from tensortap.compare.judge.differentiated import DIFFERENTIATED, rows_of_differentiated
 from tensortap.compare.judge.extra_gradients import find_extra_gradients
 from tensortap.compare.judge.findings import find_births, first_wrong_pair
-from tensortap.compare.judge.isolated import Attributor, isolated_findings
+from tensortap.compare.judge.isolated import isolated_findings
+from tensortap.compare.judge.isolated_attribution import IsolatedAttributor
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.missing_gradients import (
     find_calls_without_gradient,
@@ -139,8 +141,8 @@ def conclude_live(
         builder = matched.finding_builder(judgement, structure, isolated=True)
         gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}
         untied = matched.settings.untied_parameters if judgement.born else set()
-        attributor = Attributor.of(builder, isolation, numbers, lost, gained_keys, bool(missing), untied)
-        born = isolated_findings(builder, attributor)
+        checked = CheckedPairs.of(builder, isolation, numbers, lost, gained_keys, bool(missing), untied)
+        born = isolated_findings(builder, checked)
         known = {birth.module for birth in born}
         if missing and known:
             wrong = {birth.module for birth in born if birth.key.phase == "forward"}
@@ -167,7 +169,7 @@ def conclude_live(
     if isolation is not None and truth is not None:
         blamed = {(birth.rank, birth.module) for birth in (*born, *missing.values())}
         found = _truth_pairs(matched, structure, rows, truth, renames)
-        precision = judge_isolated(builder, found, attributor.attribute, blamed)
+        precision = judge_isolated(builder, found, IsolatedAttributor(checked).attribute, blamed)
     gained = find_extra_gradients(matched, structure, explained=isolation is not None and bool(born))
     gained = {**find_recomputations(matched), **gained}
     if not (born or missing or gained):
