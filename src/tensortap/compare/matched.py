@@ -23,7 +23,8 @@ from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, find_lost_masks
 from tensortap.compare.judge.rules.by_design import Allowance, find_allowances
-from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.judge.steps.calls import Spot
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.edges import has_edges
 from tensortap.compare.measure.gelu import other_gelus_between
 from tensortap.compare.measure.measures import Measures

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensortap.compare.judge.judgement import Judgement
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
 
 __all__ = ["Attribution", "attribute"]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from tensortap.compare.judge.findings import FindingBuilder
 from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.judgement import Judgement
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import WRONG_STATUSES, Key
 
 __all__ = ["CheckedPairs"]

@@ -10,7 +10,7 @@ import numpy as np
 from tensortap.compare.judge.causes import is_within
 from tensortap.compare.judge.checked_pairs import CheckedPairs
 from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
-from tensortap.compare.judge.structure import CallRows
+from tensortap.compare.judge.steps.calls import CallRows
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, Key
 
 __all__ = ["Consequences"]

@@ -11,7 +11,8 @@ from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.causes import cause_of, is_within
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.lost_masks import LostMask, innermost_without, outermost_without
-from tensortap.compare.judge.structure import CallRows, Spot, Structure
+from tensortap.compare.judge.steps.calls import CallRows, Spot
+from tensortap.compare.judge.structure import Structure
 from tensortap.core.arguments import ArgumentDifference
 from tensortap.core.causes import Cause
 from tensortap.core.records import WRONG_STATUSES, Difference, Finding, Key

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from tensortap.compare.align.side import Names, Side
 from tensortap.compare.judge.judgement import Judgement
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.operator_paths import OperatorPlace, parse_operator
 from tensortap.core.records import WRONG_STATUSES, Finding

@@ -15,7 +15,8 @@ from tensortap.compare.judge.isolation import Isolation
 from tensortap.compare.judge.missing_rows import calls_reading, have_calls_with
 from tensortap.compare.judge.newly_detached import find_newly_detached
 from tensortap.compare.judge.shared_values import gradients_of_elements, lacks_shared_gradient
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.causes import Cause
 from tensortap.core.records import Finding, Key

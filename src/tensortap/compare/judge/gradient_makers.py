@@ -12,8 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
+from tensortap.compare.judge.record_columns import RecordColumns
 from tensortap.compare.judge.row_lists import Ints, RowLists, RowListsBuilder
-from tensortap.compare.judge.steps.structure import RecordColumns, StepStructure
+from tensortap.compare.judge.steps.structure import StepStructure
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = ["GradientMakers", "makers_of_step"]
@@ -52,7 +53,7 @@ def makers_of_step(step: StepStructure, columns: RecordColumns, begin: int, end:
         if kind not in GRADIENT_KINDS or first < row:
             continue
         rows.append(row)
-        call = step.call_of(row) if kind in ("grad_input", "grad_output") else None
+        call = step.calls.of_row(row) if kind in ("grad_input", "grad_output") else None
         if call is not None and kind == "grad_input" and not call.children:  # as `made_in` has it, for most records
             calls.add((call.first_row,))
             inner.add()

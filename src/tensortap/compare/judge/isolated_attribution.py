@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from tensortap.compare.judge.attribution import Attribution, attribute
 from tensortap.compare.judge.checked_pairs import CheckedPairs
-from tensortap.compare.judge.structure import CallRows
+from tensortap.compare.judge.steps.calls import CallRows
 from tensortap.core.records import Key
 
 __all__ = ["IsolatedAttributor"]

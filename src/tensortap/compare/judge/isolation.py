@@ -6,7 +6,8 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import Key
 
 __all__ = ["Callers", "CallersInStructure", "Isolation"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.compare.judge.pairs import Floats
-from tensortap.compare.judge.structure import Spot
+from tensortap.compare.judge.steps.calls import Spot
 from tensortap.compare.measure.choices import ChangedChoice
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.core.records import STATUSES

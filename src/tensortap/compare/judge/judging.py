@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.few_elements import FewElements
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.moved_tokens import MovedTokens
@@ -36,7 +37,7 @@ from tensortap.compare.judge.rules.names import (
 )
 from tensortap.compare.judge.rules.tolerance import find_tolerance, is_drowned
 from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
-from tensortap.compare.judge.structure import Ints, Spot
+from tensortap.compare.judge.steps.calls import Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.judge.wrong_so_far import WrongSoFar

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
-from tensortap.compare.judge.structure import CallRows, Spot
+from tensortap.compare.judge.steps.calls import CallRows, Spot
 from tensortap.compare.measure.mask_sketches import hidden_pattern
 from tensortap.core.arguments import read
 from tensortap.core.causes import Cause

@@ -21,7 +21,8 @@ from tensortap.compare.judge.missing_rows import (
     of_certain_modules,
     unfinished_step,
 )
-from tensortap.compare.judge.structure import Spot, Structure
+from tensortap.compare.judge.steps.calls import Spot
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.causes import UNCALLED, Cause
 from tensortap.core.records import Finding, Key

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from tensortap.compare.align.distinct import are_among
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.counterparts import Pass, pass_of
-from tensortap.compare.judge.structure import CallRows, Ints, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.records import GRADIENT_KINDS, Key
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensortap.compare.judge.rules.evidence import Evidence
-from tensortap.compare.judge.structure import CallRows
+from tensortap.compare.judge.steps.calls import CallRows
 from tensortap.compare.measure.hidden import EXTREMES_AGREE, FOLLOWS_HIDDEN, UNREAD_POSITIONS
 from tensortap.compare.measure.token_order import LEAST_REORDERED, OTHER_ORDER
 

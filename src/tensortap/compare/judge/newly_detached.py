@@ -14,7 +14,8 @@ import numpy as np
 from tensortap.compare.judge.counterparts import Pass
 from tensortap.compare.judge.detached import DetachedKeys, detached_paths, notes_detached
 from tensortap.compare.judge.isolation import Isolation
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.matched import Matched
 from tensortap.core.records import Key
 

@@ -12,7 +12,8 @@ from typing import Any
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.names import ROUNDING
 from tensortap.compare.judge.rules.tolerance import find_tolerance
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 
 __all__ = ["OTHER_WAY", "judge_operators"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.core.records import Key
 
 __all__ = ["gradients_of_elements", "lacks_shared_gradient"]

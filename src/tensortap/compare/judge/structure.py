@@ -4,8 +4,9 @@ None of this is stored. It follows from names, execution order and the numbers o
 module's parent is the nearest module above it whose call spans it too. Records with the same tensor number are of the
 same tensor.
 
-Only state reaches from one step to another: `steps.structure` works out the calls of one step, and few steps are kept.
-Most steps repeat the one before, record by record. Their sources are those of the step before, moved by its length.
+Only state reaches from one step to another: `steps.structure` works out the relations within one step, and few steps
+are kept. Most steps repeat the one before, record by record. Their sources are those of the step before, moved by its
+length.
 """
 
 from __future__ import annotations
@@ -14,41 +15,35 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from tensortap.compare.align.distinct import distinct
-from tensortap.compare.align.side import Side
+from tensortap.compare.align.side import Ints, Side
 from tensortap.compare.judge.gradient_makers import GradientMakers, makers_of_step
+from tensortap.compare.judge.record_columns import RecordColumns
+from tensortap.compare.judge.steps.calls import CallRows, Spot
 from tensortap.compare.judge.steps.facts import StepFacts, facts_of_step
 from tensortap.compare.judge.steps.patterns import ByPattern, digest_of_records
-from tensortap.compare.judge.steps.structure import CallRows, Sources, Spot, StepStructure
+from tensortap.compare.judge.steps.structure import Sources, StepStructure
 from tensortap.compare.judge.steps.tables import ByStep
 
-__all__ = ["CallRows", "Ints", "Spot", "Structure"]
+__all__ = ["Structure"]
 
-Ints = npt.NDArray[np.int64]
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
 _STEPS_KEPT = 4
 """Steps whose calls are kept; records are judged in order, and state of the step before belongs to a step."""
 
 
-class Structure:
-    """The pairs by call. Rows here are numbers of pairs; `rows` are the reference's rows of these, in its order.
-
-    renamed: calls whose outputs count as those of another call, because the candidate has both in one.
-    """
+class Structure(RecordColumns):
+    """The pairs by call. Rows are numbers of pairs."""
 
     def __init__(
         self, side: Side, rows: Ints, renamed: Mapping[tuple[str, int], tuple[str, int]] | None = None
     ) -> None:
-        self._side = side
-        self._renamed = renamed or {}
-        self._rows = rows
+        super().__init__(side, rows, renamed)
         self._kept: OrderedDict[int, StepStructure] = OrderedDict()
         self._patterns: ByPattern[dict[int, Sources]] = ByPattern()
         self._pattern_of: tuple[int, dict[int, Sources]] = -1, {}
@@ -56,139 +51,11 @@ class Structure:
         self._signature_of: tuple[int, Hashable] = -1, None
         self._makers: ByPattern[GradientMakers] = ByPattern()
 
-    # Columns are built on first use: a comparison in which all is right needs none of them. Rules read single elements,
-    # which lists and views return fastest; equal elements of a list are one object.
-    @cached_property
-    def tensor(self) -> Sequence[int]:
-        return self._view(self._at(self._side.tensor_id))
-
-    @cached_property
-    def kind(self) -> list[str]:
-        return self._side.kind.at(self._rows)
-
-    @cached_property
-    def module(self) -> list[str]:
-        if not self._renamed:
-            return self._side.module.at(self._rows)
-        return [module for module, _ in self._modules_and_calls]
-
-    @cached_property
-    def _modules_and_calls(self) -> list[tuple[str, int]]:
-        """Modules and numbers of calls, with those that count as another call."""
-        found = zip(self._side.module.at(self._rows), self._side.call[self._rows].tolist(), strict=True)
-        kinds = zip(found, self.kind, strict=True)
-        return [self._renamed.get(call, call) if kind in ("output", "grad_output") else call for call, kind in kinds]
-
-    @cached_property
-    def path(self) -> list[str]:
-        return self._side.path.at(self._rows)
-
-    @cached_property
-    def scope(self) -> list[tuple[int, int, int]]:
-        """Rank, step and micro step; see `Side.pass_number`."""
-        columns = [self._at(column) for column in (self._side.rank, self._side.step, self._side.pass_number)]
-        begins = self.scope_begins
-        lengths = np.diff(begins, append=len(self._rows)).tolist()
-        found = zip(*(column[begins].tolist() for column in columns), strict=True)
-        return [scope for each, length in zip(found, lengths, strict=True) for scope in repeat(each, length)]
-
-    @cached_property
-    def number(self) -> Sequence[int]:
-        if not self._renamed:
-            return self._view(self._at(self._side.call))
-        return [number for _, number in self._modules_and_calls]
-
-    @cached_property
-    def seq(self) -> Sequence[int]:
-        return self._view(self._at(self._side.seq))
-
-    @cached_property
-    def first_seen(self) -> Sequence[int]:
-        """For each row, the first row with the same tensor; for an operator, which is judged last, the row itself."""
-        return self._view(self._first_seen)
-
-    @cached_property
-    def _first_seen(self) -> Ints:
-        ids = self._at(self._side.tensor_id)
-        if self.operators:
-            ids = np.array(ids, np.int64)
-            ids[self.operators] = -1 - np.arange(len(self.operators))
-        order = np.argsort(ids, kind="stable")
-        ordered = ids[order]
-        begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
-        found: Ints = np.empty(len(ids), np.int64)
-        found[order] = np.repeat(order[begins], np.diff(begins, append=len(ids)))
-        return found
-
-    @cached_property
-    def kind_codes(self) -> Ints:
-        """For each row, the number of its kind in `kind_words`."""
-        return self._at(self._side.kind.codes)
-
-    @property
-    def kind_words(self) -> Sequence[str]:
-        return self._side.kind.words
-
-    @property
-    def module_words(self) -> Sequence[str]:
-        return self._side.module.words
-
-    def modules_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the numbers of the modules of rows in `module_words`, and their steps."""
-        return np.asarray(self._side.module.codes[self._rows[rows]], np.int64), self.ranks_and_steps(rows)[1]
-
-    def ranks_and_steps(self, rows: Ints) -> tuple[Ints, Ints]:
-        own = self._rows[rows]
-        return np.asarray(self._side.rank[own], np.int64), np.asarray(self._side.step[own], np.int64)
-
-    def call_numbers(self, rows: Ints) -> Ints:
-        return np.asarray(self._side.call[self._rows[rows]], np.int64)
-
-    def class_codes(self, rows: Ints) -> tuple[Ints, Sequence[str]]:
-        """Return the classes of the modules of rows as numbers, and their names."""
-        return self._side.cls.codes[self._rows[rows]], self._side.cls.words
-
-    def are_at_root(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return which rows are of the model itself."""
-        return np.array([not word for word in self.module_words], bool)[self._side.module.codes[self._rows[rows]]]
-
-    def are_at_start(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return which rows are of the first step that the reference has."""
-        return np.asarray(self._side.step[self._rows[rows]] == self._first_step)
-
-    @cached_property
-    def integers(self) -> npt.NDArray[np.bool_]:
-        """Whether the reference's record consists of integers, by row."""
-        words = self._side.dtype.words
-        return np.array([word.startswith(("int", "uint")) for word in words], bool)[self._at(self._side.dtype.codes)]
-
-    @cached_property
-    def scope_begins(self) -> Ints:
-        """Rows where another rank, step or micro step begins."""
-        columns = [self._at(column) for column in (self._side.rank, self._side.step, self._side.pass_number)]
-        changes = np.zeros(len(self._rows), bool)
-        changes[:1] = True
-        for column in columns:
-            changes[1:] |= column[1:] != column[:-1]
-        return np.flatnonzero(changes)
-
-    @cached_property
-    def _is_whole(self) -> bool:
-        return np.array_equal(self._rows, np.arange(len(self._rows)))
-
-    def _at(self, column: Ints) -> Ints:
-        """Return a column by row, without a copy if the side has no other rows."""
-        return column[: len(self._rows)] if self._is_whole else column[self._rows]
-
-    @staticmethod
-    def _view(column: Ints) -> Sequence[int]:
-        found: Sequence[int] = np.ascontiguousarray(column, np.int64).data
-        return found
-
     def release(self) -> None:
         """Release what was worked out. It is worked out again if it is asked for."""
-        for name in [name for name, value in vars(type(self)).items() if isinstance(value, cached_property)]:
-            vars(self).pop(name, None)
+        for name in list(vars(self)):
+            if isinstance(getattr(type(self), name, None), cached_property):
+                del vars(self)[name]
         for kept in (self._kept, self._patterns, self._facts, self._makers):
             kept.clear()
         self._pattern_of, self._signature_of = (-1, {}), (-1, None)
@@ -231,7 +98,7 @@ class Structure:
         if len(self._begins) > 1:
             rank, step, _ = self.scope[begin]
             earlier = self._places.get((rank, step - 1))
-            before = None if earlier is None else StepStructure(self, self._begins[earlier], self._ends[earlier])
+            before = None if earlier is None else (self._begins[earlier], self._ends[earlier])
             is_last = (rank, step + 1) not in self._places
         found = self._kept[number] = StepStructure(self, begin, end, before, is_last)
         while len(self._kept) > _STEPS_KEPT:
@@ -272,126 +139,65 @@ class Structure:
 
     @cached_property
     def calls(self) -> ByStep[Spot, CallRows]:
-        return self._by_step(lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls)
+        return self._by_step(lambda spot: self._step_at(*spot[0][:2]), lambda step: step.calls.by_spot)
 
     @cached_property
     def consumers(self) -> ByStep[int, list[CallRows]]:
         """Calls by the number of a tensor that they were given."""
-        return self._by_step(self._step_of_tensor, lambda step: step.consumers)
+        return self._by_step(self._step_of_tensor, lambda step: step.calls.consumers)
 
     @cached_property
     def makers(self) -> ByStep[int, list[tuple[CallRows, int]]]:
         """Calls that returned a tensor, by its number, with the row; the innermost first."""
-        return self._by_step(self._step_of_tensor, lambda step: step.makers)
+        return self._by_step(self._step_of_tensor, lambda step: step.calls.makers)
 
     @cached_property
     def calls_of_module(self) -> ByStep[tuple[tuple[int, int, int], str], list[CallRows]]:
         """By scope and module."""
-        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.calls_of_module)
+        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.calls.of_module)
 
     @cached_property
     def calls_in_step(self) -> ByStep[tuple[int, int, str], list[CallRows]]:
         """By rank, step and module."""
-        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.calls_in_step)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.calls.in_step)
 
     @cached_property
     def state(self) -> ByStep[tuple[int, int, str, str, str, int], int]:
         """Row of a parameter or buffer by (rank, step, module, kind, path, call)."""
-        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.state)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters.state)
 
     @cached_property
     def parameters_of(self) -> ByStep[tuple[int, int, str], list[int]]:
         """Rows of the parameters and buffers that a module has before a step, by (rank, step, module)."""
-        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters.of_module)
 
     @cached_property
     def gradients_of(self) -> ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of a parameter's gradients by (rank, step, module, path), over all micro steps."""
-        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.gradients_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters.gradients)
 
     @cached_property
     def step_gradients_of(self) -> ByStep[tuple[int, int, str, str], list[int]]:
         """Rows of the gradients that the optimizer used, by (rank, step, module, path)."""
-        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.step_gradients_of)
+        return self._by_step(lambda key: self._step_at(*key[:2]), lambda step: step.parameters.step_gradients)
 
     @cached_property
     def own_gradients(self) -> ByStep[tuple[tuple[int, int, int], str], list[int]]:
         """Rows of the gradients of a module's own parameters, by scope and module."""
-        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.own_gradients)
-
-    @property
-    def parameter_gradients(self) -> tuple[Ints, Ints, Sequence[str], Ints]:
-        """Rows of all gradients of parameters, the codes of their modules, the names of these, and their steps."""
-        side = self._side
-        rows = np.flatnonzero(side.kind.among(("param_grad",))[self._rows])
-        own = self._rows[rows]
-        return rows, side.module.codes[own], side.module.words, side.step[own]
-
-    @cached_property
-    def operators(self) -> list[int]:
-        """Rows of operators below the modules. They are sources of nothing: `judge.operators` judges them apart."""
-        words = self._side.kind.words if len(self._side) else []
-        if "operator" not in words:
-            return []
-        rows: list[int] = np.flatnonzero(self._side.kind.among(("operator",))[self._rows]).tolist()
-        return rows
-
-    def phase_of(self, row: int) -> str:
-        return self._side.phase[int(self._rows[row])]
+        return self._by_step(lambda key: self._step_at(*key[0][:2]), lambda step: step.parameters.own_gradients)
 
     # --- one record -------------------------------------------------------------------------------------------------
-    def class_of(self, row: int) -> str:
-        return self._side.cls[int(self._rows[row])]
-
     def spot_of(self, row: int) -> Spot:
         """Return the call of a record that is not of state."""
         return self.scope[row], self.module[row], self.number[row]
 
     def call_of(self, row: int) -> CallRows | None:
-        return self._step_of_row(row).call_of(row)
+        return self._step_of_row(row).calls.of_row(row)
 
     def before_step(self, spot: tuple[int, int, str, str, str]) -> int | None:
         """Return the row of a parameter or buffer before a step, by (rank, step, module, kind, path)."""
         step = self._step_at(*spot[:2])
-        return None if step is None else step.before_step(spot)
-
-    @cached_property
-    def _first_step(self) -> int:
-        return int(self._side.step.min())
-
-    def is_at_start(self, row: int) -> bool:
-        """Whether a row is of the first step that the reference has."""
-        return self.scope[row][1] == self._first_step
-
-    @cached_property
-    def _forward_steps(self) -> set[tuple[int, int]]:
-        rows = self._rows[self._side.phase.among(("forward",))[self._rows]]
-        return set(zip(self._side.rank[rows].tolist(), self._side.step[rows].tolist(), strict=True))
-
-    @cached_property
-    def kinds_in_step(self) -> dict[tuple[int, int], set[str]]:
-        """Kinds of the records of a step, by rank and step."""
-        found: dict[tuple[int, int], set[str]] = {}
-        for (rank, step, _), kind in sorted(self.kinds_in_pass):
-            found.setdefault((rank, step), set()).add(kind)
-        return found
-
-    @cached_property
-    def kinds_in_pass(self) -> set[tuple[tuple[int, int, int], str]]:
-        """Each rank, step and micro step, with each kind of its records."""
-        if not len(self._rows):
-            return set()
-        columns = self._side.rank, self._side.step, self._side.pass_number, self._side.kind.codes
-        found = distinct(*map(self._at, columns))
-        return {((rank, step, micro), self.kind_words[kind]) for rank, step, micro, kind in found}
-
-    def has_forward(self, row: int) -> bool:
-        """Whether anything of a forward pass was paired in a row's step, on its rank."""
-        return self.scope[row][:2] in self._forward_steps
-
-    @property
-    def frozen(self) -> set[str]:
-        return self._side.frozen
+        return None if step is None else step.parameters.before_step(spot)
 
     def made_in(self, row: int) -> list[CallRows]:
         """Return the calls whose backward made a gradient."""
@@ -406,38 +212,30 @@ class Structure:
         step = self._step_at(*call.scope[:2])
         return [] if step is None else step.held_inside(call)
 
-    def row_length(self, row: int) -> int:
-        """Return the length of the last axis of a record."""
-        return int(self._side.row_length[int(self._rows[row])])
-
-    def shape(self, row: int) -> tuple[int, ...]:
-        """Return the shape of a record of the reference."""
-        return self._side.shape(int(self._rows[row]))
-
     def returned(self, row: int, call: CallRows) -> set[int]:
         """Return the numbers of the tensors whose gradient a row is."""
-        return self._step_of_row(row).returned(row, call)
+        return self._step_of_row(row).calls.returned(row, call)
 
     def outermost(self, row: int, call: CallRows) -> CallRows:
         """Return the outermost call around that returns the very same tensor: its gradient is this one."""
-        return self._step_of_row(row).outermost(row, call)
+        return self._step_of_row(row).calls.outermost(row, call)
 
     def innermost(self, row: int, call: CallRows) -> CallRows:
         """Return the innermost call inside that returns the very same tensor: its gradient is this one."""
-        return self._step_of_row(row).innermost(row, call)
+        return self._step_of_row(row).calls.innermost(row, call)
 
     def passes_through(self, call: CallRows) -> bool:
         """Whether a call returns an input unchanged: its users count as that input's users."""
         step = self._step_at(*call.scope[:2])
-        return step is not None and step.passes_through(call)
+        return step is not None and step.calls.passes_through(call)
 
     def at_root(self, row: int) -> int | None:
         """Return the row of the root's own output gradient, if this row is the very same tensor; else None."""
-        return self._step_of_row(row).at_root(row)
+        return self._step_of_row(row).calls.at_root(row)
 
     def users(self, row: int, call: CallRows) -> list[CallRows]:
         """Return the calls that were given the output whose gradient this row is; only the innermost of nested ones."""
-        return self._step_of_row(row).users(row, call)
+        return self._step_of_row(row).calls.users(row, call)
 
     # --- sources of a record ----------------------------------------------------------------------------------------
     def sources(self, row: int) -> list[int]:
@@ -504,11 +302,6 @@ class Structure:
         if not self.has_state or earlier is None:
             return self._records_of(number)
         return self._begins[number] - self._begins[earlier], self._records_of(earlier), self._records_of(number)
-
-    @cached_property
-    def has_state(self) -> bool:
-        """Whether any parameters or buffers are recorded."""
-        return bool(self._side.kind.among(("param", "buffer"))[self._rows].any())
 
     def _records_of(self, number: int) -> bytes:
         begin, end = self._begins[number], self._ends[number]

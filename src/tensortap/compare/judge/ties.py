@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tensortap.compare.judge.rules.evidence import Evidence
 from tensortap.compare.judge.rules.margins import SHORT
-from tensortap.compare.judge.structure import CallRows, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.choices import ChangedChoice
 
 __all__ = ["FOLLOWS_TIE", "TIE", "TIE_UNKNOWN", "Ties"]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.rules.evidence import Evidence
-from tensortap.compare.judge.structure import Ints
 
 __all__ = ["WorstOutputs"]
 

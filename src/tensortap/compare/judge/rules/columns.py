@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.row_lists import largest
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
@@ -31,7 +32,6 @@ from tensortap.compare.judge.rules.margins import (
 )
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.facts import BY_CONTAINER, HAS_PARAMETERS, HAS_STATE
-from tensortap.compare.judge.structure import Ints
 from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = ["Bools", "PairColumns", "root"]

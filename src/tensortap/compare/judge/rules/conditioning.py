@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from tensortap.compare.judge.rules.evidence import Evidence, JudgedPair
 from tensortap.compare.judge.rules.margins import CANCELLED, CANCELS, ENLARGED, MOST_ASSUMED, PARTLY_CANCELS, SHORT
 from tensortap.compare.judge.rules.rounding import EPSILON
-from tensortap.compare.judge.structure import CallRows
+from tensortap.compare.judge.steps.calls import CallRows
 
 __all__ = ["CANCELLED_ERROR", "CANCELLED_PRODUCT", "CANCELLED_SUM", "ERROR_OF_PARTS", "explain_by_conditioning"]
 

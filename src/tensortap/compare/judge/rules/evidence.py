@@ -11,12 +11,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.rules.margins import CANCELS, SHORT
 from tensortap.compare.judge.rules.optimizer_gradients import OptimizerGradients
 from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.rules.summed_gradients import SummedGradients
-from tensortap.compare.judge.structure import CallRows, Ints, Structure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
 
 __all__ = ["Evidence", "JudgedPair"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.row_lists import largest
 from tensortap.compare.judge.rules.columns import Bools, PairColumns, root
@@ -19,7 +20,6 @@ from tensortap.compare.judge.rules.margins import (
     MOST_ASSUMED,
 )
 from tensortap.compare.judge.rules.optimizer_gradients import SAME_CLIPPING
-from tensortap.compare.judge.structure import Ints
 
 __all__ = ["error_of_clipping", "error_of_norm", "magnified_noise"]
 

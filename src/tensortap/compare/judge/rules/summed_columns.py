@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.row_lists import largest
 from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.rounding import Policy
-from tensortap.compare.judge.structure import Ints
 
 __all__ = ["ListedRows", "UnrecordedTerms"]
 

@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats, Pairs
 from tensortap.compare.judge.row_lists import RowLists
 from tensortap.compare.judge.rules.names import ROUNDING
 from tensortap.compare.judge.rules.summed_columns import ListedRows
 from tensortap.compare.judge.steps.facts import StepFacts, SummedFacts
-from tensortap.compare.judge.structure import Ints
 
 __all__ = ["ALONE", "COPIED", "RIGHT", "UNLESS_WRONG", "Chunk", "StepPart"]
 

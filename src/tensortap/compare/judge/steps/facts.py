@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.judge.record_columns import RecordColumns
 from tensortap.compare.judge.row_lists import Ints, RowLists, RowListsBuilder
-from tensortap.compare.judge.steps.structure import CallRows, RecordColumns, StepStructure
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.steps.structure import StepStructure
 
 __all__ = [
     "BY_CONTAINER",
@@ -72,7 +74,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
     kinds, first_seen = columns.kind, columns.first_seen
     modules: dict[tuple[int, int, int], dict[str, _ModuleFacts]] = {}
     in_scope: dict[str, _ModuleFacts] = {}
-    last, has_state = None, bool(step.parameters_of)
+    last, has_state = None, bool(step.parameters.of_module)
     summed: list[int] = []
     for place, (kind, scope, module, first) in enumerate(
         zip(kinds[rows], columns.scope[rows], columns.module[rows], first_seen[rows], strict=True)
@@ -99,7 +101,7 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
                 summed.append(row)
             sources.add(before)
             continue
-        call = step.call_of(row)
+        call = step.calls.of_row(row)
         if call is not None and not has_state and not call.children and kind in _OF_LEAVES:
             before = call.of(*_OF_LEAVES[kind])  # as `sources` has them, for most records
             if before and max(before) >= row:
@@ -119,9 +121,9 @@ def facts_of_step(step: StepStructure, columns: RecordColumns, begin: int, end: 
         if call is not None:
             flag |= BY_CONTAINER * _is_made_by_container(call, kind)
             if kind == "grad_output" and call.parent is None and not call.children:
-                flag |= UNSEEN * step.has_gradients_beside(scope, module)
+                flag |= UNSEEN * step.parameters.has_gradients_beside(scope, module)
             elif kind == "grad_output" and step.has_uncalled and call.parent is not None:
-                flag |= UNSEEN * bool(step.held_inside(step.innermost(row, call)))
+                flag |= UNSEEN * bool(step.held_inside(step.calls.innermost(row, call)))
         flags[place] = flag
     return StepFacts(sources.build(), np.frombuffer(flags, np.uint8), sent, _summed_facts(step, columns, begin, summed))
 
@@ -130,14 +132,14 @@ class _ModuleFacts:
     """Facts that all records of one module in one scope share."""
 
     def __init__(self, step: StepStructure, columns: RecordColumns, scope: tuple[int, int, int], module: str) -> None:
-        has_state = bool(step.parameters_of) and (*scope[:2], module) in step.parameters_of
+        has_state = bool(step.parameters.of_module) and (*scope[:2], module) in step.parameters.of_module
         place = scope, module
-        gradients = step.own_gradients.get(place, ())
+        gradients = step.parameters.own_gradients.get(place, ())
         self.flags = HAS_STATE * has_state | HAS_PARAMETERS * (has_state or bool(gradients))
         self.sources_of_gradients: Sequence[int] = ()
         if gradients:
             self.sources_of_gradients = step.sources(gradients[0]).rows
-            own = step.calls_of_module.get(place, ())
+            own = step.calls.of_module.get(place, ())
             self.flags_of_gradients = self.flags | BY_CONTAINER * any(call.children for call in own)
         self.has_gradients_at_outputs = any(columns.kind[row] == "grad_output" for row in self.sources_of_gradients)
         self._last_source = max(self.sources_of_gradients, default=-1)
@@ -153,7 +155,7 @@ def _summed_facts(step: StepStructure, columns: RecordColumns, begin: int, rows:
     own, inputs, outputs = (RowListsBuilder(begin) for _ in range(3))
     for row in rows:
         calls = step.users_of_own(row)
-        own.add(step.own_gradients.get((columns.scope[row], columns.module[row]), ()))
+        own.add(step.parameters.own_gradients.get((columns.scope[row], columns.module[row]), ()))
         inputs.add(each for call in calls for each in call.of("input"))
         outputs.add(each for call in calls for each in call.of("output"))
     return SummedFacts(np.array(rows, np.int64) - begin, own.build(), inputs.build(), outputs.build())

@@ -18,6 +18,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.judging import CallsWithoutGradient, PairJudge, are_nearly
 from tensortap.compare.judge.pairs import Floats, Pairs
@@ -27,7 +28,7 @@ from tensortap.compare.judge.rules.rounding import Policy
 from tensortap.compare.judge.steps.chunks import ALONE, COPIED, RIGHT, UNLESS_WRONG, Chunk, StepPart
 from tensortap.compare.judge.steps.facts import FOLLOWED, KINDS_WITH_FACTS, SEEN, UNSEEN
 from tensortap.compare.judge.steps.tolerances import set_tolerances
-from tensortap.compare.judge.structure import Ints, Structure
+from tensortap.compare.judge.structure import Structure
 
 __all__ = ["StepJudge", "judge"]
 

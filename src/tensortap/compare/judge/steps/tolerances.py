@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.compare.align.side import Ints
 from tensortap.compare.judge.pairs import Floats
 from tensortap.compare.judge.rules.columns import PairColumns
 from tensortap.compare.judge.rules.evidence import Evidence
@@ -13,7 +14,6 @@ from tensortap.compare.judge.rules.summed_columns import UnrecordedTerms
 from tensortap.compare.judge.rules.tolerance import find_tolerances
 from tensortap.compare.judge.steps.chunks import RIGHT, UNLESS_WRONG, Chunk
 from tensortap.compare.judge.steps.facts import KINDS_WITH_FACTS, SEEN
-from tensortap.compare.judge.structure import Ints
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 
 __all__ = ["set_tolerances"]
