@@ -1,4 +1,4 @@
-"""Compares masks by what they hide."""
+"""Measure the pairs that are masks: from their elements where both sides stored them, else from their sketches."""
 
 from __future__ import annotations
 
