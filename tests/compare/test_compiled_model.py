@@ -228,3 +228,67 @@ def test_what_is_wrong_beside_a_compiled_layer_that_reads_what_it_returns(
 ) -> None:
     result = _checked_in_layers(tmp_path / "run", between, mistake)
     assert [birth.module for birth in result.births] == [named], result.sentence
+
+
+class Routed(nn.Module):
+    """Weighs two experts by scores, which its own code uses, and shows them for a term of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.one, self.other = nn.Linear(8, 2), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.scores = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        self.scores = self.gate(normed)
+        weights = self.scores.softmax(-1)
+        return x + weights[..., :1] * self.one(normed) + weights[..., 1:] * self.other(normed)
+
+
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Routed(), Routed()])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        for layer in self.layers:
+            x = layer(x)
+        return x, self.layers[0].scores, self.layers[1].scores
+
+
+def _run_router(model: nn.Module, weight: float = 0.1) -> None:
+    x, first, second = model(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1)))
+    (x.square().mean() + weight * (first.square().mean() + second.square().mean())).backward()
+
+
+@pytest.mark.parametrize("way", ["summary", "tensors", "isolated"])
+@pytest.mark.parametrize(("mistake", "named"), [("", None), ("loss", ""), ("eps", "layers.0")])
+def test_a_term_of_the_loss_made_of_what_compiled_layers_show(
+    tmp_path: Path, way: str, mistake: str, named: str | None
+) -> None:
+    keep: Any = "summary" if way == "summary" else "tensors"
+    kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+    torch.manual_seed(0)
+    model = Router()
+    with tt.capture(model, tmp_path / "a", keep=keep, kinds=kinds):
+        _run_router(model)
+    model.zero_grad()
+    if mistake == "eps":
+        model.layers[0].norm.eps = 0.1
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+    watching: Any
+    if way == "isolated":
+        watching = tt.check(model, tmp_path / "a")
+    else:
+        watching = tt.capture(model, tmp_path / "b", keep=keep, kinds=kinds)
+    with watching:
+        _run_router(model, 0.2 if mistake == "loss" else 0.1)
+    result = watching.result if way == "isolated" else tt.compare(tmp_path / "a", tmp_path / "b")
+    if named is None:
+        assert result.verdict == "match", result.sentence
+    else:
+        assert result.first is not None and result.first.module == named, result.sentence
+        if way == "isolated":
+            assert {birth.module for birth in result.births} == {named}, result.sentence

@@ -393,3 +393,55 @@ def test_a_dead_tensor_is_forgotten() -> None:
         del tensor
     assert not known._returned._notes
     assert not known._originals._notes
+
+
+class Shifting(nn.Module):
+    """Adds positions to what it is given, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.proj = nn.Embedding(3, 8), nn.Identity()
+        self.keys, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, memory: torch.Tensor) -> torch.Tensor:
+        memory += self.positions(torch.arange(3))
+        memory = self.proj(memory)
+        result: torch.Tensor = self.out(memory) * self.keys(memory).tanh()
+        return result
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 8), Shifting()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        memory = self.encoder(x)
+        return {"out": self.decoder(memory), "memory": memory}
+
+
+class Outer(nn.Module):
+    """Returns a value that the module inside has changed in place, and that has a gradient there alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.inner(x)
+        return {"loss": found["out"].square().sum(), "memory": found["memory"]}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_gradient_of_a_value_changed_in_place_stays_inside_what_changed_it(tmp_path: Path, wrong: bool) -> None:
+    torch.manual_seed(0)
+    model = Outer()
+    x = torch.randn(2, 3, 8)
+    with tt.capture(model, tmp_path / "run", keep="tensors", kinds=KINDS):
+        model(x)["loss"].backward()
+    model.zero_grad()
+    if wrong:
+        model.inner.decoder.out.register_forward_pre_hook(lambda _, args: (args[0].detach(),))
+    with tt.check(model, tmp_path / "run") as check:
+        model(x)["loss"].backward()
+    assert (check.result.verdict == "match") != wrong, check.result.sentence

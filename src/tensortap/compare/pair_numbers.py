@@ -13,6 +13,7 @@ from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.rules.by_design import raise_rounding
 from tensortap.compare.judge.rules.margins import MOST_ASSUMED
 from tensortap.compare.judge.rules.rounding import EPSILON, Policy
+from tensortap.compare.judge.unseen_makers import values_made_unseen
 from tensortap.compare.matched import Matched
 from tensortap.compare.measure.choices import ChoiceReader
 from tensortap.compare.measure.kinks import kinks_between
@@ -87,6 +88,7 @@ def pairs_of(matched: Matched) -> Pairs:
         mismatched=mismatched,
         most_apart_of=partial(_most_apart, measures),
         underflow=_underflow(matched),
+        made_unseen=values_made_unseen(left, right, alignment),
     )
 
 

@@ -52,6 +52,7 @@ class TensorAliases:
         self._version = version
         self._originals: _TensorNotes[_Original] = _TensorNotes(version)
         self._returned: _TensorNotes[_Returned] = _TensorNotes(version)
+        self._changed: _TensorNotes[bool] = _TensorNotes(version)
 
     def add_substitute(self, tensor: Any, original: Any, number: int) -> None:
         """Note that `tensor` replaces `original`, and that the reference has one tensor for both."""
@@ -74,9 +75,18 @@ class TensorAliases:
         found = self._returned.get(tensor)
         return None if found is None or found.number != number else found.boundaries
 
+    def add_changed(self, tensor: Any) -> None:
+        """Note that a module has changed a tensor of its caller in place."""
+        self._changed.put(tensor, True)
+
+    def is_changed(self, tensor: Any) -> bool:
+        """Whether a tensor has the value that a module gave it in place."""
+        return self._changed.get(tensor) is not None
+
     def clear(self) -> None:
         self._originals.clear()
         self._returned.clear()
+        self._changed.clear()
 
 
 class _TensorNotes(Generic[Note]):

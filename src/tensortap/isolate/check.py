@@ -303,6 +303,7 @@ class Check(Observer):
             same=comparator.same,
             callers=comparator.callers,
             cut_off=comparator.cut_off,
+            kept_inside=comparator.kept_inside,
             outside=comparator.outside,
             tied=tied,
             holders=comparator.holders,

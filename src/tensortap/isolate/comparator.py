@@ -95,6 +95,8 @@ class Comparator:
         self.cut_off: set[Key] = set()
         self.outside: set[Key] = set()
         """Inputs, and outputs that should be differentiable, that autograd does not reach; in the reference's names."""
+        self.kept_inside: set[Key] = set()
+        """Outputs whose gradient stays inside a module; in the reference's names."""
         self.callers: dict[tuple[int, int, str, int], str | None] = {}
         """(step, micro step, module, call) → the module whose code made the call; in the reference's names."""
         self.holders: set[str] = set()
@@ -201,6 +203,10 @@ class Comparator:
         """Note an input or output that autograd does not reach; `from_inside` if it should."""
         found = self.cut_off if from_inside else self.outside
         found.add(key._replace(module=self._reference.rename(key.module)))
+
+    def note_kept_inside(self, key: Key) -> None:
+        """Note an output whose gradient stays inside a module; see `Isolation.kept_inside`."""
+        self.kept_inside.add(key._replace(module=self._reference.rename(key.module)))
 
     def note_holder(self, module: str) -> None:
         """Note a module that passes on a tensor by an attribute."""

@@ -119,6 +119,8 @@ class Isolator(Watcher):
         self._running: dict[int, _RunningCall] = {}
         self._arrived: dict[Key, Any] = {}
         self._aliases = TensorAliases(framework.version)
+        self._unseen = {reference.rename(each.name) for each in tree.sites if each.inside is not None}
+        """Modules inside compiled ones, in the reference's names."""
         self._feeds = True
         self.truth: TruthPass | None = None
         """Computes the exact result of every outermost call, if it is wanted."""
@@ -250,8 +252,14 @@ class Isolator(Watcher):
                 self._comparator.mark_forced(key)
             if call.autograd and not self._framework.requires_gradient(tensor):
                 self._comparator.note_detached(key, from_inside=differentiable)
+            elif kind == "output" and (self._aliases.is_changed(tensor) or self._is_read_inside_alone(site, key)):
+                self._comparator.note_kept_inside(key)
             tensors.append(tensor if known.substitute is None else known.substitute)
         return tensors
+
+    def _is_read_inside_alone(self, site: Site, key: Key) -> bool:
+        """Whether a compiled layer may be the only code that uses an output of its own."""
+        return site.compiled and bool(site.name) and not self._reference.given_outside(key)
 
     def _holds_tensors(self, module: Any) -> bool:
         """Whether a module has an attribute that autograd reaches and that is neither parameter nor buffer."""
@@ -324,6 +332,7 @@ class Isolator(Watcher):
         for _, own, substitute, version in inputs:
             if self._framework.version(substitute) != version:
                 self._substitution.overwrite(own, returned.get(id(substitute), substitute))
+                self._aliases.add_changed(own)
 
     # --- backward ----------------------------------------------------------------------------------------------
     def _exchange(self, boundaries: Sequence[CallBoundary], gradient: Any) -> npt.NDArray[np.generic] | None:
@@ -340,8 +349,8 @@ class Isolator(Watcher):
             return None
         key, counterpart = seen[0]
         site = boundaries[0].site
-        if kind == "grad_output" and site.compiled and (not site.name or self._comparator.is_off(key)):
-            return None  # code inside the graph may read its own outputs: the recorded gradient has that share, too
+        if kind == "grad_output" and self._may_be_read_inside(site, of, key):
+            return None
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
             return None
         if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again
@@ -373,6 +382,14 @@ class Isolator(Watcher):
             here = arrived  # the part from outside this call is the whole gradient of the next outer one
         self._comparator.note_same([key for key, _ in seen])
         return seen
+
+    def _may_be_read_inside(self, site: Site, of: Key, key: Key) -> bool:
+        """Whether code inside a graph may read a value that the graph returns, so that a gradient, which was measured
+        by its key, lacks a share that the recorded one has."""
+        if site.compiled and not site.name:
+            return True
+        shown = site.compiled or not self._unseen.isdisjoint(self._reference.makers(of))
+        return shown and self._comparator.is_off(key)
 
     def _share(self, boundary: CallBoundary) -> Counterpart | None:
         """Return the share of a gradient that comes from outside a compiled layer: what its code inside the graph does

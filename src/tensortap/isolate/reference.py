@@ -58,6 +58,8 @@ class ReferenceRecords:
         self._coarsest: dict[tuple[str, int], str] = {}
         self._given_to: dict[tuple[int, int], list[Key]] = {}
         """Micro step and number of a tensor → the inputs of modules that it is."""
+        self._returned_by: dict[tuple[int, int], list[str]] = {}
+        """Micro step and number of a tensor → the modules that return it."""
         self._template: Record | None = None
         self._last: tuple[tuple[Location, tuple[int, ...]] | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
@@ -106,18 +108,27 @@ class ReferenceRecords:
     def from_outside(self, key: Key) -> Counterpart | None:
         """Return the share of an output's gradient that does not come from inside the module that returns it: the sum
         of what the modules outside sent back. None if no other module got the output, or some gradient was not kept."""
-        whole, output = self.get(key), self.get(key._replace(phase="forward", kind="output"))
-        if whole is None or output is None:
+        whole, users = self.get(key), self.given_outside(key)
+        sent = [self._known.get(each._replace(phase="backward", kind="grad_input")) for each in users]
+        parts = tuple(each for each in sent if each is not None and each.location is not None)
+        if whole is None or not sent or len(parts) < len(sent) or any(part.shape != whole.shape for part in parts):
             return None
+        return whole._replace(parts=parts, digest=0, l2=float("nan"))
+
+    def given_outside(self, key: Key) -> list[Key]:
+        """Return the inputs of other modules that an output is, or a gradient's; without those inside another user."""
+        output = self.get(key._replace(phase="forward", kind="output"))
+        if output is None:
+            return []
         own = self.rename(key.module)
         given = [each for each in self._given_to.get((key.micro, output.tensor), ()) if not is_within(each.module, own)]
         users = {each.module for each in given}
-        outermost = [each for each in given if not any(is_within(each.module, user) for user in users)]
-        sent = [self._known.get(each._replace(phase="backward", kind="grad_input")) for each in outermost]
-        parts = tuple(each for each in sent if each is not None and each.location is not None)
-        if not sent or len(parts) < len(sent) or any(part.shape != whole.shape for part in parts):
-            return None
-        return whole._replace(parts=parts, digest=0, l2=float("nan"))
+        return [each for each in given if not any(is_within(each.module, user) for user in users)]
+
+    def makers(self, of: Key) -> list[str]:
+        """Return the modules that return the value of an output, in the reference's names."""
+        output = self.get(of)
+        return [] if output is None else self._returned_by.get((of.micro, output.tensor), [])
 
     def coarsest(self, key: Key) -> str | None:
         """Return the coarsest dtype among a call's inputs and outputs; None if none is floating-point."""
@@ -146,11 +157,14 @@ class ReferenceRecords:
         found: dict[Key, Counterpart] = {}
         self._coarsest.clear()
         self._given_to.clear()
+        self._returned_by.clear()
         for key, (seq, cls, dtype, shape, tensor, digest, l2, *place) in zip(keys, columns, strict=True):
             location = None if place[0] is None else Location(*place)
             found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, l2, location))
             if key[5] == "input":
                 self._given_to.setdefault((key[1], tensor), []).append(Key(*key))
+            elif key[5] == "output":
+                self._returned_by.setdefault((key[1], tensor), []).append(key[3])
             if key[5] in _NEEDED and dtype in EPSILON:
                 _, _, _, module, number, *_ = key
                 known = self._coarsest.setdefault((module, number), dtype)

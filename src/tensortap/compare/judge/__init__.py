@@ -21,7 +21,8 @@ differentiated.py, random_draws.py          gradients and random numbers that a 
 
 What makes a difference harmless, or leaves the answer open:
 lost_masks.py, masked_calls.py, read_hidden.py, unread.py, shown_elements.py, extremes.py    masks
-judged_elsewhere.py, other_backwards.py, overflow.py, recomputations.py, unpassed.py         all else
+judged_elsewhere.py, other_backwards.py, overflow.py, recomputations.py, unpassed.py         all else,
+and unseen_makers.py
 
 precision.py judges both sides by a truth, with free_precision.py and implementations.py.
 row_lists.py and gradient_makers.py have lists of rows as columns.

@@ -55,6 +55,9 @@ class Isolation:
     """Inputs outside the autograd graph; and outputs outside it although one of their sources is inside."""
     outside: Container[Key] = ()
     """Outputs outside the graph, of which no source is inside, either."""
+    kept_inside: Container[Key] = ()
+    """Outputs whose gradient stays inside a module: one that changed its caller's value in place, or a compiled one
+    that is the only user of what it returns."""
     tied: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By module: other modules whose parameters it uses as well."""
     holders: Collection[str] = ()
@@ -80,6 +83,10 @@ class Isolation:
         """Whether neither an output nor anything that it was made from is in the graph."""
         _, step, micro = call.scope
         return Key(step, micro, "forward", call.module, call.number, "output", path) in self.outside
+
+    def keeps_gradient(self, key: Key) -> bool:
+        """Whether the gradient of an output stays inside a module, where a check does not see it."""
+        return key.kind == "grad_output" and key._replace(phase="forward", kind="output") in self.kept_inside
 
     def is_detached(self, call: CallRows, path: str) -> bool:
         """Whether an output is outside the graph, for either reason."""

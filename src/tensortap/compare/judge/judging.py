@@ -37,11 +37,11 @@ from tensortap.compare.judge.rules.names import (
 )
 from tensortap.compare.judge.rules.tolerance import find_tolerance, is_drowned
 from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
-from tensortap.compare.judge.steps.calls import Spot
+from tensortap.compare.judge.steps.calls import CallRows, Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.judge.wrong_so_far import WrongSoFar
-from tensortap.core.records import GRADIENT_KINDS
+from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
 
 __all__ = ["CallsWithoutGradient", "PairJudge", "are_nearly"]
 
@@ -148,7 +148,7 @@ class PairJudge:
         if first < row:
             sources.append(first)
         lacking = self._calls_that_lack_a_gradient(row)
-        after_wrong = any(map(wrong.__getitem__, sources))
+        after_wrong = any(map(wrong.__getitem__, sources)) or self._is_made_in_wrong_layer(row)
         if not after_wrong and (tie := self.ties.status_of_choice(row, sources)):
             self.status[row], self.rule[row] = tie
             return
@@ -236,12 +236,29 @@ class PairJudge:
         self.evidence.wrong[row] = not self.evidence.forced[row]
         self.wrong_so_far.add(row, self.status[row] == "nonfinite")
 
+    def _layer_around(self, module: str, call: CallRows) -> Spot | None:
+        """Return the innermost call inside a call, or this one, in which a module runs unseen."""
+        while module:
+            module = module.rpartition(".")[0]
+            around = self.structure.calls_of_module.get((call.scope, module), ())
+            if around:
+                return around[0].spot if self.structure.held_inside(around[0]) else None
+        return None
+
+    def _is_made_in_wrong_layer(self, row: int) -> bool:
+        """Whether a value is made unseen inside a layer whose own outputs are wrong."""
+        maker, call = self.pairs.made_unseen.get(row), self.structure.call_of(row)
+        if maker is None or call is None or self.structure.kind[row] != "output":
+            return False
+        layer = self._layer_around(maker, call)
+        return layer is not None and layer != call.spot and self._is_wrong_layer(layer)
+
     def _is_wrong_layer(self, spot: Spot) -> bool:
         """Whether outputs of a call inside the model are wrong."""
         scope, module, number = spot
         calls = self.structure.calls_of_module.get((scope, module), ()) if module else ()
         outputs = [row for call in calls if call.number == number for row in call.of("output")]
-        return any(self.evidence.wrong[row] or row in self.born for row in outputs)
+        return any(self.status[row] in WRONG_STATUSES for row in outputs)
 
     def _returned_unseen(self, row: int) -> Spot | None:
         """Return the call of a model of which nothing inside is seen, if this is the gradient of one of its outputs.
@@ -253,6 +270,8 @@ class PairJudge:
         call = self.structure.call_of(row) if self.structure.kind[row] == "grad_output" else None
         if call is None or self.evidence.policy.fixed:
             return None
+        if (maker := self.pairs.made_unseen.get(row)) is not None and not self.evidence.forced[row]:
+            return self._layer_around(maker, call)
         if call.parent is not None:
             if self.pairs.isolated is None or self.evidence.forced[row]:
                 return None

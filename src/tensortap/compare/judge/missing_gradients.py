@@ -63,6 +63,7 @@ def find_missing_in_isolation(
         for row, key in missing
         if (key.step, key.micro, key.module) not in further or key.kind == "param_grad"
     ]
+    missing = [(row, key) for row, key in missing if not isolation.keeps_gradient(key)]
     cuts = find_cuts(matched, structure, isolation, missing)
     return cuts or find_ends(matched, structure, isolation, missing, wrong=wrong)
 

@@ -98,6 +98,9 @@ class Pairs:
     """Whether the optimizer makes the steps of a pair of parameters orthogonal, in bfloat16."""
     other_gelus: Collection[int] = ()
     """Outputs in short dtypes that one side computes by a GELU with erf and the other by one with tanh."""
+    made_unseen: Mapping[int, str] = field(default_factory=dict)
+    """Values, and their gradients, that a module makes which one side alone shows, and that module; see
+    `unseen_makers`."""
     isolated: IsolatedPairs | None = None
     """None for a free run."""
 

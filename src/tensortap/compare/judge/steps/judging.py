@@ -105,8 +105,9 @@ class StepJudge(PairJudge):
         found |= is_state & ((chunk.flags & FOLLOWED) != 0)
         if self.pairs.masks:
             found |= np.isin(chunk.rows, list(self.pairs.masks))
-        if self.pairs.other_gelus:
-            found |= np.isin(chunk.rows, list(self.pairs.other_gelus))
+        for rows in (self.pairs.other_gelus, self.pairs.made_unseen):
+            if rows:
+                found |= np.isin(chunk.rows, list(rows))
         if self.pairs.choices is not None:
             found |= self.structure.integers[chunk.rows]
         return found
