@@ -283,6 +283,41 @@ os._exit(9)
     assert "not complete" in tt.open(path).notices[0]
 
 
+_LIMITED = """
+import resource, signal, sys, torch
+from tensortap.compat.dump import HookerAndDumper
+
+folder, way = sys.argv[1:]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # writes past it fail, as on a full disk
+model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(8)))
+dumper = HookerAndDumper(folder + "/")
+if way == "register_hooks":
+    dumper.register_hooks(model, 0, 0)
+else:
+    for layer in model:
+        layer.register_forward_hook(dumper.forward_hook_fn)
+for _ in range(3):
+    model(torch.ones(64, 32)).sum().backward()
+if way != "neither removed":
+    dumper.remove_hooks()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("way", ["register_hooks", "plain hooks", "neither removed"])
+def test_a_full_disk_ends_the_dump_and_not_the_training(tmp_path: Path, way: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", _LIMITED, str(tmp_path), way], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.endswith("trained\n"), ran.stderr
+    assert ran.stderr.count("File too large; earlier groups are readable") == 1
+    assert "Exception ignored" not in ran.stderr and "h5py" not in ran.stderr
+    with h5py.File(tmp_path / "0-epoch_0-step_dump.hdf5", "r") as file:
+        assert 2 <= len(file) <= 4 and not file.attrs["complete"]
+        assert all(np.isfinite(group["feat_output"][()]).all() for group in file.values())
+    if way != "neither removed":
+        assert f"{len(tt.open(tmp_path)) // 2} groups written, then no more: File too large" in ran.stdout
+
+
 def test_plain_hooks(tmp_path: Path) -> None:
     layer, dumper = nn.Linear(2, 3), HookerAndDumper(f"{tmp_path}/")
     handles = [

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ from tensortap.compat.dump_file import Array, DumpedTensor, DumpFile, dump_path,
 from tensortap.compat.dump_reading import DumpContents, open_dump, print_contents
 from tensortap.compat.dump_sink import DumpSink
 from tensortap.core.records import display_name
-from tensortap.errors import RunNotFound, UsageError
+from tensortap.errors import RunNotFound, StoreWriteError, UsageError
 from tensortap.frameworks import framework_of, network_of
 from tensortap.frameworks.base import Framework
 from tensortap.report.wording import clean
@@ -92,7 +93,8 @@ class HookerAndDumper:
         """
         if self._manual_file is not None:
             file, self._manual_file, self._finished = self._manual_file, None, True
-            file.close(True)
+            with suppress(StoreWriteError):  # the report says it
+                file.close(True)
             self._report_file(file)
         if self._observer is not None:
             observer, self._observer, self._finished = self._observer, None, True
@@ -148,7 +150,7 @@ class HookerAndDumper:
     ) -> None:
         framework = framework_of(module)
         file = self._open_file() or self._open_manual_file(framework)
-        if file is None:
+        if file is None or file.failure:
             return
 
         def values(tensor: Any) -> Array | None:
@@ -159,7 +161,12 @@ class HookerAndDumper:
             for name, tensors, single in found
             for place, (path, tensor) in enumerate(tensors)
         ]
-        file.group(type(module).__name__, {"phase": phase}, datasets)
+        try:
+            file.group(type(module).__name__, {"phase": phase}, datasets)
+        except StoreWriteError as error:  # a hook must not end the training
+            warnings.warn(
+                f"tensortap stopped dumping: {error}; training continues without it", RuntimeWarning, stacklevel=4
+            )
 
     def _open_manual_file(self, framework: Framework) -> DumpFile | None:
         """Create the file of hooks that the user placed. Return None, with one warning, if the dump is finished."""
@@ -197,7 +204,10 @@ class HookerAndDumper:
         self._report_file(observer.file)
 
     def _report_file(self, file: DumpFile) -> None:
-        self._print(f"{file.groups} groups written, file closed: {file.path}")
+        if file.failure:
+            self._print(f"{file.groups} groups written, then no more: {file.failure}; file incomplete: {file.path}")
+        else:
+            self._print(f"{file.groups} groups written, file closed: {file.path}")
 
     def _open_file(self) -> DumpFile | None:
         return self._observer.file if self._observer is not None else self._manual_file

@@ -68,21 +68,24 @@ class DumpFile:
         self._ticks = count()
         self._detail = detail
         self._closed = False
+        self.failure = ""
+        """Why a write failed. The file then ends with the last group that was complete."""
         try:
             self._file = create_file(path)
         except OSError as error:
-            raise StoreWriteError(f"{path} could not be created: {error}; choose another file_path") from error
+            reason = error.strerror or error
+            raise StoreWriteError(f"{path} could not be created: {reason}; choose another file_path") from error
         set_attributes(self._file, {"format": "tensortap-dump", "version": 1, "complete": False, **attributes})
         self._file.flush()
 
     def group(self, cls: str, attributes: Mapping[str, Any], datasets: Sequence[DumpedTensor] = ()) -> Any:
         """Create a group with its attributes and first datasets."""
         group = self._file.create_group(f"{self.groups:04d}_{link_name(cls)}", track_order=True)
-        self.groups += 1
         first = next((seen.array for seen in reversed(datasets) if seen.array is not None), None)
         dtype = {} if first is None else {"dtype": dtypes.name_of(first.dtype)}
         set_attributes(group, {"class": cls, **attributes, **dtype})
         self.add(group, datasets)
+        self.groups += 1
         return group
 
     def add(self, group: Any, datasets: Sequence[DumpedTensor]) -> None:
@@ -92,7 +95,10 @@ class DumpFile:
             if self._detail is not None:
                 text = format_none(same_as) if array is None else f"{dtypes.name_of(array.dtype)} {list(array.shape)}"
                 self._detail(clean(f"  {group.name}/{name}  {text}"))
-        self._file.flush()
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._fail(error) from error
 
     def tick(self) -> int:
         """Return the next sequence number."""
@@ -109,4 +115,12 @@ class DumpFile:
         try:
             set_attributes(self._file, {"complete": complete, "reason": reason})
         finally:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> StoreWriteError:
+        """Remember a failed write, and return the exception that reports it."""
+        self.failure = error.strerror or str(error)
+        return StoreWriteError(f"{self.path} could not be written: {self.failure}; earlier groups are readable")
