@@ -318,6 +318,57 @@ def test_a_full_disk_ends_the_dump_and_not_the_training(tmp_path: Path, way: str
         assert f"{len(tt.open(tmp_path)) // 2} groups written, then no more: File too large" in ran.stdout
 
 
+def test_a_dump_of_a_model_that_never_ran_says_so(tmp_path: Path, capsys: Capsys) -> None:
+    dumper = HookerAndDumper(tmp_path)
+    dumper.register_hooks(nn.Sequential(nn.ReLU()), 0, 0)
+    dumper.remove_hooks()
+    assert "0 groups written (no hooked module ran before remove_hooks), file closed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("numbers", [("best", 0), ("a/b", 0), (0, None), (0, 1.5), (-1, 0), (0, "3")])
+def test_epoch_and_step_are_numbers(tmp_path: Path, numbers: tuple[Any, Any]) -> None:
+    dumper = HookerAndDumper(tmp_path)
+    with pytest.raises(UsageError, match=r"(epoch|step) takes an integer of 0 or more"):
+        dumper.register_hooks(nn.ReLU(), *numbers)
+    assert not list(tmp_path.iterdir())
+    handle = dumper.register_hooks(nn.ReLU(), np.int64(2), torch.tensor(3))
+    assert handle.path.name == "2-epoch_3-step_dump.hdf5"
+    handle.remove()
+
+
+def test_datasets_are_shown_in_order_and_with_keywords(tmp_path: Path, capsys: Capsys) -> None:
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return x * 2, {"kept": x * mask, "none": x + 1}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = Pair()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, rest = self.pair(x, mask=torch.ones(2))
+            return first.sum() + (rest["kept"] * 3).exp().sum()
+
+    path = dump(Net(), tmp_path, torch.ones(2, requires_grad=True))
+    capsys.readouterr()
+    HookerAndDumper().read_h5py_data(path)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "0000_Pair  pair · forward",
+        "    feat_input0  float32 [2]",
+        "    feat_input1  float32 [2]  mask",
+        "    feat_output0  float32 [2]",
+        "    feat_output1  float32 [2]  1.kept",
+        "    feat_output2  float32 [2]  1.none",
+        "0001_Pair  pair · backward",
+        "    grad_output0  float32 [2]",
+        "    grad_output1  float32 [2]  1.kept",
+        "    grad_output2  None  1.none",
+        "    grad_input0  float32 [2]",
+        "    grad_input1  None  mask",
+    ]
+
+
 def test_plain_hooks(tmp_path: Path) -> None:
     layer, dumper = nn.Linear(2, 3), HookerAndDumper(f"{tmp_path}/")
     handles = [

@@ -12,6 +12,7 @@ Capture observes the model, and the store writes the file. `tensortap.open` and 
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class HookerAndDumper:
         """
         model = network_of(model)
         framework = framework_of(model)  # checked first: a wrong argument must not end the dump under way
+        epoch, step = (_number(name, value) for name, value in (("epoch", epoch), ("step", step)))
         path = dump_path(self.file_path, epoch, step, framework.rank())
         if self._manual_file is not None and self._manual_file.path == path:
             raise UsageError(
@@ -207,7 +209,8 @@ class HookerAndDumper:
         if file.failure:
             self._print(f"{file.groups} groups written, then no more: {file.failure}; file incomplete: {file.path}")
         else:
-            self._print(f"{file.groups} groups written, file closed: {file.path}")
+            why = "" if file.groups else " (no hooked module ran before remove_hooks)"
+            self._print(f"{file.groups} groups written{why}, file closed: {file.path}")
 
     def _open_file(self) -> DumpFile | None:
         return self._observer.file if self._observer is not None else self._manual_file
@@ -254,6 +257,16 @@ class _DumpObserver(Observer):
         self.sites = [s for s in self._tree.sites if s.inside is None and wants(s.name, s.cls, s.owner)]
         self.file = DumpFile(self.path, self._attributes, self._print_detail)
         return DumpSink(self._framework, self.sites, self._guard, self.file)
+
+
+def _number(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"{name} takes an integer of 0 or more, because it is part of the file's name, not {value!r}")
+    return number
 
 
 def _describe_registration(sites: Sequence[Site], model: str, list_all: bool) -> str:

@@ -25,6 +25,7 @@ __all__ = ["DatasetInfo", "DumpContents", "OpenDump", "open_dump", "print_conten
 
 _GROUP = re.compile(r"/?([0-9]+)_(.*)", re.DOTALL)
 _MOST_DIGITS = 9
+_KINDS = ("feat_input", "feat_output", "grad_output", "grad_input")
 
 
 class DatasetInfo(NamedTuple):
@@ -77,13 +78,24 @@ def print_contents(path: Path, file: Any) -> DumpContents:
             )
         )
         found[name] = {}
-        for inner, dataset in group.items():
-            if isinstance(dataset, h5py.Dataset):
+        for inner in sorted(group, key=_kind_and_number):
+            if isinstance(dataset := group[inner], h5py.Dataset):
                 dtype, shape = str(dataset.attrs.get("dtype", dataset.dtype)), tuple(dataset.shape or ())
                 found[name][inner] = DatasetInfo(dtype, shape)
                 empty, same_as = dataset.attrs.get("none", False), str(dataset.attrs.get("same_as", ""))
-                print(clean(f"    {inner}  {format_none(same_as) if empty else f'{dtype} {list(shape)}'}"))
+                inside = str(dataset.attrs.get("path", ""))
+                value = format_none(same_as) if empty else f"{dtype} {list(shape)}"
+                # The path says more than the dataset's name if the argument has a keyword, or is nested.
+                print(clean(f"    {inner}  {value}" + (f"  {inside}" if inside and not inside.isdigit() else "")))
     return found
+
+
+def _kind_and_number(name: str) -> tuple[int, str, int, str]:
+    """Sort datasets as the documentation lists them: backward groups have theirs in the order of arrival."""
+    kind = name.rstrip("0123456789")
+    number = name[len(kind) :]
+    rank = _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+    return rank, kind, int(number) if len(number) <= _MOST_DIGITS and number else -1, name
 
 
 def open_dump(path: str | os.PathLike[str]) -> OpenDump:
