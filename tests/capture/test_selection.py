@@ -65,6 +65,25 @@ def test_a_pattern_that_keeps_nothing_is_reported(run_path: Path) -> None:
     assert "'0' matches no tapped module" in said[1]  # it is in the model, but was not chosen
 
 
+def test_a_pattern_or_class_that_matches_nothing_is_reported_at_once(run_path: Path, capsys: Any) -> None:
+    model = net()
+    with tt.capture(model, run_path, modules=["1.*", "2.*", "(root)"]) as tap:
+        said = capsys.readouterr().err
+        assert said.count("tensortap: modules: '2.*' matches no module of the model; did you mean 2?") == 1
+        assert "'1.*'" not in said and "(root)" not in said
+        zoo.loss_of(model(zoo.batch())).backward()
+    assert any("'2.*' matches no module" in notice for notice in tap.notices)
+    assert any("'2.*' matches no module" in notice for notice in tt.open(run_path).notices)
+    with tt.capture(model, run_path.with_name("classes"), classes=["Linear", "Conv3d"]):
+        assert "classes: the model has no module of class Conv3d" in capsys.readouterr().err
+
+
+def test_a_selection_by_class_alone_names_no_pattern(run_path: Path) -> None:
+    expected = r"^no module of the model matches classes=\['Conv3d'\]; the model has LayerNorm, Linear"
+    with pytest.raises(UsageError, match=expected):
+        tt.capture(net(), run_path, classes=["Conv3d"])
+
+
 def test_only_chosen_steps_are_recorded(run_path: Path) -> None:
     model = net()
     with tt.capture(model, run_path, steps=range(1, 6, 2)) as tap:

@@ -371,11 +371,11 @@ def test_a_full_disk_stops_saving_and_not_training(
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
 def test_a_class_that_the_model_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UsageError, match=r"Linear.*Net"):
+    with pytest.raises(UsageError, match=r"no module of the model matches target_class_names=\['Liner'\].*Linear.*Net"):
         register_saving_hook(net(), tmp_path / "t", "Liner")
     with caplog.at_level(logging.WARNING):
         register_saving_hook(net(), tmp_path / "t", ["Linear", "Conv2D"])
-    assert "no layer of class Conv2D" in caplog.text
+    assert "target_class_names: the model has no module of class Conv2D" in caplog.text
 
 
 def test_a_stage_without_target_layers_does_not_end_the_job(

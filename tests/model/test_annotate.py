@@ -385,6 +385,11 @@ def test_annotating_again_after_losing_the_handle() -> None:
     assert not hooks(model)
 
 
+def test_a_name_of_a_list_that_matches_nothing_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    annotate(nn.Sequential(nn.ReLU(), nn.Tanh()), modules=["0", "relu"]).close()
+    assert capsys.readouterr().err == "tensortap: modules: 'relu' matches no module of the model\n"
+
+
 def test_other_marks_on_annotated_modules_are_refused() -> None:
     model = Net()
     with annotate(model):

@@ -72,6 +72,15 @@ def test_every_kind_is_printed_a_few_times_and_then_hooks_are_removed() -> None:
     assert out.getvalue() == text
 
 
+def test_a_name_of_a_list_that_matches_nothing_is_reported() -> None:
+    model, out = Net(), io.StringIO()
+    handle = peek(model, ["proj", "down_blk2.b.9"], times=1, file=out)
+    text = "modules: 'down_blk2.b.9' matches no module of the model; did you mean down_blk2.b"
+    assert " ".join(out.getvalue().split()).startswith(f"! {text}")
+    assert len(handle.notices) == 1 and handle.notices[0].startswith(text)
+    handle.close()
+
+
 def test_the_root_itself() -> None:
     model, out = Net(), io.StringIO()
     handle = peek(model, "(root)", times=2, file=out)

@@ -121,11 +121,13 @@ class Observer:
         self._tree = Tree(self._framework, model, bool(eager), names=self._names_of(model))
         chosen = [s for s in self._tree.sites if selection.wants_module(s.name, s.cls, s.owner)]
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
-        selection.check_found(len(chosen), names, classes)
+        unmatched = selection.check_found(len(chosen), names, classes)
         selection.check_operators([site.name for site in chosen])
         self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen))
-        for text in selection.unmatched([site.name for site in chosen]):
+        for text in (*unmatched, *selection.unmatched([site.name for site in chosen])):
             self._book.notice(text)
+        for text in unmatched:
+            self._report_unmatched(text)
         for site in chosen:
             self._book.remark(site.name, self._framework.remarks(site.owner))
         for wrapper in self._tree.wrappers:
@@ -184,6 +186,11 @@ class Observer:
         self._watcher.inside.address = framework.memory_of
         self._book.notice(taps.rounding)
         self._book.sees_inside = True
+
+    def _report_unmatched(self, text: str) -> None:
+        """Report a part of the selection that matches nothing while it can still be corrected."""
+        if self._framework.world() < 2:  # a rank may lack modules that others have
+            say(text)
 
     def _require_capabilities(self, selection: Selection, eager: bool, optimizer: bool) -> None:
         """Raise UsageError for options that the framework does not support, before anything is opened."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from numbers import Integral
@@ -37,6 +37,8 @@ class Selection:
     operators: str | Sequence[str] | None = None
     params_after_alone: bool = False
     """Whether parameters before a step are left out if they were recorded after the step before."""
+    classes_argument: str = "classes"
+    """The name that messages give to the argument `classes`."""
     _rules: tuple[tuple[str, str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,14 +73,15 @@ class Selection:
         return self.ranks is None or rank in self.ranks
 
     def wants_module(self, name: str, cls: str, module: Any) -> bool:
-        if self.classes is not None:
-            classes = (self.classes,) if isinstance(self.classes, str) else self.classes
-            if cls not in classes:
-                return False
+        if (classes := self._class_names) is not None and cls not in classes:
+            return False
         if callable(self.modules):
             return bool(self.modules(name, module))
-        patterns = (self.modules,) if isinstance(self.modules, str) else self.modules
-        return any(_matches(name, pattern) for pattern in patterns)
+        return any(_matches(name, pattern) for pattern in self._patterns)
+
+    @property
+    def _class_names(self) -> Collection[str] | None:
+        return (self.classes,) if isinstance(self.classes, str) else self.classes
 
     def wants_operators(self, name: str) -> bool:
         return any(_matches(name, pattern) for pattern in self._operator_patterns)
@@ -102,22 +105,48 @@ class Selection:
                 return cast(Keep, kept)
         return "summary"
 
-    def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> None:
-        """Raise UsageError if no module was chosen, and suggest similar names."""
+    def check_found(self, chosen: int, names: Collection[str], classes: Collection[str]) -> list[str]:
+        """Return a notice for each pattern and class that the model lacks. Raise UsageError if no module was chosen.
+
+        Both suggest similar names.
+        """
         if chosen:
-            return
-        wanted = self.modules if isinstance(self.modules, (str, Sequence)) else "<function>"
-        hints = [] if callable(self.modules) else [wanted] if isinstance(wanted, str) else list(wanted)
+            return [*self._unmatched_modules(names), *self._unmatched_classes(classes)]
+        hints = [] if self._patterns == ("*",) else self._patterns
         close = [display_name(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
-        message = f"no module of the model matches modules={wanted if callable(self.modules) else repr(wanted)}"
+        wanted = [] if self._patterns == ("*",) and self.classes is not None else [f"modules={self._described_modules}"]
         if self.classes is not None:
-            message += f" and classes={self.classes!r}; the model has {', '.join(sorted(classes)[:12])}"
+            wanted.append(f"{self.classes_argument}={self.classes!r}")
+        message = f"no module of the model matches {' and '.join(wanted)}"
+        if self.classes is not None:
+            message += f"; the model has {', '.join(sorted(classes)[:12])}"
         if close:
             message += f"; did you mean {', '.join(dict.fromkeys(close))}?"
         elif self.classes is None and hints and (outermost := [n for n in names if n and "." not in n]):
             more = ", …" if len(outermost) > _FEW else ""
             message += f"; its outermost modules are {', '.join(outermost[:_FEW])}{more}"
         raise UsageError(message)
+
+    @property
+    def _patterns(self) -> tuple[str, ...]:
+        """The patterns of modules=; none if it is a function."""
+        if callable(self.modules):
+            return ()
+        return (self.modules,) if isinstance(self.modules, str) else tuple(self.modules)
+
+    @property
+    def _described_modules(self) -> str:
+        return "<function>" if callable(self.modules) else repr(self.modules)
+
+    def _unmatched_modules(self, names: Collection[str]) -> Iterator[str]:
+        for pattern in self._patterns:
+            if not any(_matches(name, pattern) for name in names):
+                yield f"modules: {pattern!r} matches no module of the model{_similar(pattern, names)}"
+
+    def _unmatched_classes(self, classes: Collection[str]) -> Iterator[str]:
+        for name in self._class_names or ():
+            if name not in classes:
+                yield f"{self.classes_argument}: the model has no module of class {name}{_similar(name, classes)}"
 
     def unmatched(self, chosen: Collection[str]) -> list[str]:
         """Return a notice for each pattern of keep= that matches none of the chosen modules."""

@@ -58,7 +58,10 @@ def register_saving_hook(
     tensors = FileLimit("max_saved_tensors", max_saved_tensors, max_saved_tensors_per_step)
     grads = FileLimit("max_saved_grads", max_saved_grads, max_saved_grads_per_step)
     selection = Selection(
-        keep="tensors", kinds=("output", "param_grad"), classes=_check_class_names(target_class_names)
+        keep="tensors",
+        kinds=("output", "param_grad"),
+        classes=_check_class_names(target_class_names),
+        classes_argument="target_class_names",
     )
     try:
         hook = SavingHook(network, Path(os.path.abspath(path)), selection, tensors, grads)  # noqa: PTH100  # keeps links
@@ -118,7 +121,6 @@ class SavingHook(Observer):
             return self._files
 
         super().__init__(model, selection, open_files, on_error="warn")
-        self._warn_missing_classes()
         try:
             # Gradient hooks run in the order of registration, and a trainer's hook for master gradients clears the
             # gradient. Registering now, before the trainer does, makes these hooks run first.
@@ -183,11 +185,8 @@ class SavingHook(Observer):
             self._watcher.arm()
             self._armed_parameters = found
 
-    def _warn_missing_classes(self) -> None:
-        classes = {site.cls for site in self._tree.sites}
-        wanted = self._selection.classes or ()
-        if missing := [name for name in wanted if name not in classes]:
-            _log.warning("tensortap: the model has no layer of class %s", ", ".join(missing))
+    def _report_unmatched(self, text: str) -> None:
+        _log.warning("tensortap: %s", text)
 
 
 _live_hooks: weakref.WeakSet[SavingHook] = weakref.WeakSet()  # the model's hooks keep them alive

@@ -12,6 +12,7 @@ from tensortap.capture.loop.book import LoopBook
 from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.loop.recomputed import Recomputations
+from tensortap.capture.messages import say
 from tensortap.capture.modules.tree import Tree
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recording.slots import by_key
@@ -106,7 +107,8 @@ class Check(Observer):
             self._reference.check_names(site.name for site in sites)
             wanted = Selection(modules=options.modules, steps=options.steps)
             found = sum(wanted.wants_module(site.name, site.cls, site.owner) for site in sites)
-            wanted.check_found(found, [site.name for site in sites], {site.cls for site in sites})
+            for text in wanted.check_found(found, [site.name for site in sites], {site.cls for site in sites}):
+                say(text)
             self._unkept = self._reference.unkept() if options.isolate else set[str]()
             if options.isolate:
                 self._reference.check_kept()

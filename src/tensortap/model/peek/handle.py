@@ -92,7 +92,7 @@ class Peek:
         model = network_of(model)
         framework = framework_of(model)
         tree = Tree(framework, model)
-        sites = _select_sites(tree, Selection(kinds=options.kinds, modules=modules))
+        sites, unmatched = _select_sites(tree, Selection(kinds=options.kinds, modules=modules))
         save = options.save
         if save is not None:
             output.check(free_path(save))
@@ -109,6 +109,9 @@ class Peek:
                 f"this is rank {here}, and the peek is on rank {options.rank} only: give rank=None to peek on all ranks"
             )
             return
+        for text in unmatched:
+            self.notices.append(text)
+            self._printer.print_lines(peek_lines.notice(text, self._printer.width))
         with ExitStack() as undo:  # a failure removes the hooks placed so far
             undo.callback(self._finish_all)
             for site in sites:
@@ -206,17 +209,20 @@ class Peek:
         self._printer.print_lines(peek_lines.remark(name, text, self._printer.width))
 
 
-def _select_sites(tree: Tree, selection: Selection) -> list[Site]:
-    """Return the selected modules. A shared module may be selected by any of its names."""
+def _select_sites(tree: Tree, selection: Selection) -> tuple[list[Site], list[str]]:
+    """Return the selected modules, and a notice for each pattern that matches none.
+
+    A shared module may be selected by any of its names.
+    """
     names = {site.name for site in tree.sites if selection.wants_module(site.name, site.cls, site.owner)}
     owners = {site.name: site.owner for site in tree.sites}
     names |= {a.first for a in tree.aliases if selection.wants_module(a.name, a.cls, owners[a.first])}
     every = [site.name for site in tree.sites] + [alias.name for alias in tree.aliases]
-    selection.check_found(len(names), every, {site.cls for site in tree.sites})
+    unmatched = selection.check_found(len(names), every, {site.cls for site in tree.sites})
     chosen = [site for site in tree.sites if site.name in names]
     if not any(site.callable for site in chosen):
         raise UsageError(f"{chosen[0].name} only holds other modules and computes nothing: peek at {chosen[0].name}.*")
-    return chosen
+    return chosen, unmatched
 
 
 def _save_path(path: Path, module: str | None, rank: int) -> Path:

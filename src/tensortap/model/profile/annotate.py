@@ -11,6 +11,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
+from tensortap.capture.messages import say
 from tensortap.capture.modules.tree import Site, Tree
 from tensortap.capture.selection import Selection
 from tensortap.capture.watching.flatten import open_arguments, open_value
@@ -58,7 +59,8 @@ def annotate(
     selection = Selection(modules=modules)
     tree = Tree(framework, model)
     chosen = [site for site in tree.sites if selection.wants_module(site.name, site.cls, site.owner)]
-    selection.check_found(len(chosen), [site.name for site in tree.sites], {site.cls for site in tree.sites})
+    for text in selection.check_found(len(chosen), [s.name for s in tree.sites], {s.cls for s in tree.sites}):
+        say(text)
     sites = [site for site in chosen if site.callable and site.inside is None]
     options = _AnnotateOptions(forward, backward, name)
     return Annotation(_find_placed(sites, options) or _SpanHooks(framework, sites, options))

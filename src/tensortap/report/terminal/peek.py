@@ -13,7 +13,7 @@ from rich.text import Text
 from tensortap.core.records import Summary, display_name
 from tensortap.report.wording import clean, count, dtype, middle, number, shape, wrap
 
-__all__ = ["about_call", "about_tensor", "remark"]
+__all__ = ["about_call", "about_tensor", "notice", "remark"]
 
 _ROWS, _COLUMNS = 2, 6
 
@@ -56,7 +56,12 @@ def about_tensor(
 
 def remark(module: str, text: str, width: int) -> list[Text]:
     """Return a remark about a module as lines."""
-    return [Text(line, "yellow") for line in wrap(f"! {clean(display_name(module))}: {clean(text)}", width)]
+    return notice(f"{display_name(module)}: {text}", width)
+
+
+def notice(text: str, width: int) -> list[Text]:
+    """Return a notice as lines."""
+    return [Text(line, "yellow") for line in wrap(f"! {clean(text)}", width)]
 
 
 def _nonfinite(summary: Summary) -> str:
