@@ -6,6 +6,9 @@ import copy
 import errno
 import gc
 import logging
+import re
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support.tapping import hooks_on
-from tensortap.compat import saving_hook
+from tensortap.compat import npy_files, saving_hook
 from tensortap.compat.saving_hook import register_hook, register_saving_hook, remove_saving_hook
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.store.formats.npy.names import files_in, grad_file, parse, tensor_file
@@ -360,13 +363,31 @@ def test_a_full_disk_stops_saving_and_not_training(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(npy_files, "write_npy", full)
     train(model)
     train(model)
     train(model)
-    assert capsys.readouterr().err.count("No space left") == 1
+    said = capsys.readouterr().err
+    assert said.count("No space left") == 1 and "Errno" not in said
+    assert re.search(r"tensors/rank_0/tensor_idx_\S+\.npy could not be written: .*; earlier files are readable", said)
     assert len(names(tmp_path / "t")) == 2
     assert not list((tmp_path / "t").rglob("*.partial"))
+
+
+def test_a_write_that_stops_in_the_middle_names_the_reason(tmp_path: Path) -> None:
+    script = f"""
+import resource, signal, torch
+from tensortap.compat.saving_hook import register_saving_hook
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))  # a larger file is cut, as on a full disk
+model = register_saving_hook(torch.nn.Sequential(torch.nn.Linear(8, 2), torch.nn.Linear(2, 40)), {str(tmp_path)!r})
+model(torch.ones(64, 8)).sum().backward()
+print("trained")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout == "trained\n"
+    assert "could not be written: File too large; earlier files are readable" in ran.stderr
+    assert len(names(tmp_path)) == 1
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tensortap.capture.coverage import CoverageBook
@@ -20,7 +19,7 @@ from tensortap.core import dtypes
 from tensortap.core.records import Key, display_name
 from tensortap.errors import StoreWriteError, UsageError
 from tensortap.frameworks.base import Framework
-from tensortap.store.exports.plain import widen
+from tensortap.store.exports.plain import write_npy
 from tensortap.store.formats.npy.names import GRADS, TENSORS, files_in, grad_file, tensor_file
 from tensortap.store.formats.npy.sidecar import SidecarEntry, SidecarWriter, copy_sidecar
 
@@ -98,10 +97,19 @@ class NpyFiles:
         else:
             name = tensor_file(index, site.cls, self._layer_name(site), key.path, key.step)
         array = self._framework.host(tensor)
-        if self._sidecar is None:
-            self._sidecar = self._open_sidecar()
-        self._sidecar.add(f"{kind}/{name}", SidecarEntry(dtypes.name_of(array.dtype), site.name, key.path, site.cls))
-        self._save(self._folder(self._path, kind) / name, array)
+        entry = SidecarEntry(dtypes.name_of(array.dtype), site.name, key.path, site.cls)
+        try:
+            if self._sidecar is None:
+                self._sidecar = self._open_sidecar()
+            self._sidecar.add(f"{kind}/{name}", entry)
+            self._save(self._folder(self._path, kind) / name, array)
+        except StoreWriteError:
+            raise
+        except OSError as error:
+            raise StoreWriteError(
+                f"{kind}/rank_{self._rank}/{name} could not be written: {error.strerror or error}; earlier files are "
+                "readable"
+            ) from error
 
     def _open_sidecar(self) -> SidecarWriter:
         """Create the sidecar. Read the rank again: the process group may be newer than the registration."""
@@ -172,7 +180,7 @@ class NpyFiles:
         partial = self._path / f".{secrets.token_hex(6)}.partial"  # older checkers read all files of a rank's folder
         try:
             with partial.open("xb") as opened:
-                np.save(opened, np.asarray(widen(array), order="C"), allow_pickle=False)
+                write_npy(opened, array)
             partial.replace(file)
         except BaseException:
             with suppress(OSError):

@@ -5,14 +5,14 @@ Bits are preserved, not only values: a NaN keeps its payload, so that digests st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.core import dtypes
 
-__all__ = ["narrow", "recorded", "widen"]
+__all__ = ["narrow", "recorded", "widen", "write_npy"]
 
 Array = npt.NDArray[Any]
 
@@ -70,6 +70,16 @@ def recorded(array: Array, name: str) -> Array:
     if narrowed is array or not np.array_equal(widen(narrowed), array, equal_nan=True):
         raise ValueError(f"it holds {array.dtype} values that {name} cannot represent, although {name} was recorded")
     return narrowed
+
+
+def write_npy(file: BinaryIO, array: Array) -> None:
+    """Write an array as .npy, bfloat16 and float8 as float32.
+
+    `np.save` reports a full disk without the reason: "2048 requested and 2016 written".
+    """
+    plain = np.asarray(widen(array), order="C")
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(plain))
+    file.write(plain.reshape(-1).view(np.uint8).data)
 
 
 def _values(name: str) -> npt.NDArray[np.float32]:

@@ -15,7 +15,7 @@ from tensortap.store.exports.hdf5_file import create_file, link_name, put, set_a
 from tensortap.store.exports.manifest import ABOUT, MANIFEST, Manifest, about
 from tensortap.store.exports.names import Unique, folder_of, leaf_of, pass_of, title_of
 from tensortap.store.exports.npz_file import NpzWriter
-from tensortap.store.exports.plain import widen
+from tensortap.store.exports.plain import widen, write_npy
 from tensortap.store.format import rank_name
 from tensortap.store.run import Run
 from tensortap.store.writer.header import Header, room_for
@@ -50,7 +50,7 @@ class NpyExport:
             file.parent.mkdir(parents=True, exist_ok=True)
             array = widen(run.load(record))
             with file.open("xb") as stream:
-                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
+                write_npy(stream, array)
             self._manifest.add(name, "", record, dtypes.name_of(array.dtype))
             advance(record)
 
