@@ -52,6 +52,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     return profiled(model, lambda: model(words).float().square().mean(), tmp_path_factory.mktemp("llama"))
 
 
+def test_a_table_prints_as_the_page_of_the_command(llama: Profiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = llama.live.table(by="class", sort="class", top=2)
+    shown = str(table).splitlines()
+    assert shown[2].split()[:3] == ["class", "phase", "calls"] and "more rows" in shown[5] and len(shown) < 10
+    assert repr(table) == "<TimesTable of 2 rows by class>"
+    assert str(llama.live.table()) == str(llama.live)
+    assert table.as_dict()["by"] == "class" and len(table.as_dict()["rows"]) == 2
+
+
 def test_own_times_sum_to_the_span_of_the_profile(llama: Profiled) -> None:
     ledger = llama.live.ledger
     assert sum(usage.own for usage in llama.usage.values()) == pytest.approx(ledger.span / 1000)

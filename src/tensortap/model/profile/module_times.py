@@ -11,7 +11,7 @@ from tensortap.times.facts import facts_of
 from tensortap.times.table import Table, check_sort, make_table
 from tensortap.times.traces.json_stream import Progress
 
-__all__ = ["ModuleTime", "ModuleTimes", "module_times"]
+__all__ = ["ModuleTime", "ModuleTimes", "TimesTable", "module_times"]
 
 
 @dataclass(slots=True)
@@ -63,6 +63,26 @@ def module_times(profile: Any, *, sort: str = "own", progress: Progress | None =
     return ModuleTimes(attribute(read_profile(profile, progress)), sort)
 
 
+@dataclass(frozen=True, slots=True)
+class TimesTable(Table):
+    """A table with the profile that it is from. `str()` returns it as text."""
+
+    ledger: TimeLedger
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table and the totals, ready for json.dumps."""
+        return facts_of(self.ledger, self)
+
+    def __str__(self) -> str:
+        from tensortap.report.terminal.times import times_page  # loads rich; importing tensortap must not
+
+        lines = times_page(self.as_dict(), page_width())
+        return "\n".join(line.plain for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<TimesTable of {len(self.rows)} rows by {self.by}>"
+
+
 class ModuleTimes:
     """Times of a whole profile. `str()` returns a table."""
 
@@ -73,16 +93,17 @@ class ModuleTimes:
 
     def table(
         self, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
-    ) -> Table:
+    ) -> TimesTable:
         """Return one row for each module, or each class, in each phase.
 
         `depth=2` folds everything below two levels of names. `top` is the number of rows; None returns all.
         """
-        return make_table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
+        made = make_table(self.ledger, by=by, depth=depth, sort=sort or self._sort, top=top)
+        return TimesTable(made.rows, made.left_out, made.rest, made.by, made.sort, self.ledger)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the table and the totals, ready for json.dumps."""
-        return facts_of(self.ledger, self.table())
+        return self.table().as_dict()
 
     def _modules(self) -> list[ModuleTime]:
         rows: dict[tuple[str, str], ModuleTime] = {}
@@ -98,10 +119,7 @@ class ModuleTimes:
         return order.get((row.module, row.cls), len(order))
 
     def __str__(self) -> str:
-        from tensortap.report.terminal.times import times_page  # loads rich; importing tensortap must not
-
-        lines = times_page(self.as_dict(), page_width())
-        return "\n".join(line.plain for line in lines)
+        return str(self.table())
 
     def __repr__(self) -> str:
         return f"<ModuleTimes of {len(self.rows)} modules>"
