@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 
 import pytest
@@ -134,6 +135,18 @@ def test_a_lazy_parameter_has_no_shape_yet() -> None:
     seen = inspect(nn.Sequential(nn.LazyLinear(3)))
     assert codes(seen) == ["uninitialised"]
     assert "not yet" in str(seen) and seen.totals()["parameters"]["elements"] == 0
+
+
+def test_a_tensor_on_the_meta_device_has_no_values() -> None:
+    seen = inspect(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False, device="meta")))
+    assert codes(seen) == ["no-values"]
+    assert "1.weight is on the meta device" in str(seen)
+
+
+def test_the_number_of_names_in_the_state_dict_is_shown() -> None:
+    first = nn.Linear(2, 2, bias=False)
+    assert re.search(r"weight .* twice ", str(inspect(nn.Sequential(first, first))))
+    assert re.search(r"weight .* 3 times ", str(inspect(nn.Sequential(first, first, first))))
 
 
 def test_a_custom_state_dict_decides_what_is_saved() -> None:

@@ -43,6 +43,15 @@ def find_warnings(found: InspectedModel, ownership: Ownership, with_optimizer: b
                 "run one forward first, then count, save or compare",
             )
         )
+    if meta := [tensor for tensor in found.tensors if tensor.device == "meta"]:
+        result.append(
+            _warning(
+                "no-values",
+                meta,
+                lambda n: "is on the meta device" if n == 1 else "are on the meta device",
+                "no values, and .to() raises; use to_empty() and initialise, or load_state_dict(..., assign=True)",
+            )
+        )
     return result
 
 

@@ -186,11 +186,15 @@ def _cells(tensor: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ..
         shape,
         wording.dtype(tensor["dtype"]),
         group,
-        "twice" if len(tensor["saved_as"]) > 1 else "yes" if tensor["saved_as"] else "no",
+        _times_saved(len(tensor["saved_as"])),
         "yes" if tensor["moved"] else "no",
         gradient,
         wording.clean(shared[0]) + (f" +{len(shared) - 1}" if len(shared) > 1 else "") if shared else "",
     )
+
+
+def _times_saved(names: int) -> str:
+    return {0: "no", 1: "yes", 2: "twice"}.get(names, f"{names} times")
 
 
 def _totals(facts: Mapping[str, Any], width: int | None) -> list[Text]:
