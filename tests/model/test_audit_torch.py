@@ -37,6 +37,18 @@ def test_a_strict_error_is_raised_and_noted() -> None:
     assert "load_state_dict() raised RuntimeError" in str(found)
 
 
+def test_a_note_on_an_error_names_a_few_of_many_keys() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    with audit(model) as found, pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(state)
+    raised, prefix = found.facts().notes
+    assert 'Missing key(s) in state_dict: "0.weight", "0.bias", ' in raised
+    assert 'Unexpected key(s) in state_dict: "module.0.weight", ' in raised
+    assert len(raised) < 500 and raised.endswith("…")
+    assert "begin with 'module.'" in prefix
+
+
 def test_assign_leaves_the_optimizer_with_the_old_tensors() -> None:
     torch.manual_seed(0)
     model, state = nn.Linear(3, 3), nn.Linear(3, 3).state_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _ACTOR_OF_EVENT = {"stepped": "optimizer", "forward": "forward", "changed": "som
 """Event → the actor to report if the event undid a load."""
 
 _MIN_WIDTH = 60
+_MOST_LINES, _LONGEST_LINE = 3, 120
+"""How much of an error's message a note quotes: torch lists every key, and the table has the keys anyway."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class Audit:
         what = f"{load.method}({load.call.options})" + (f" of {load.target}" if load.target else "")
         if error is not None:
             what += f" raised {type(error).__name__}"
-            first = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            first = " ".join(_head(line) for line in str(error).splitlines()[:_MOST_LINES])
             copied = f"; {plural(len(changed), 'tensor')} had been copied by then" if changed else ""
             self._log.note(f"{load.method} at {load.where} raised {type(error).__name__}: {first}{copied}")
         self._log.add_model_event(what, load.where, self._steps, changed.values(), once=True)
@@ -321,6 +324,10 @@ class Audit:
         except Exception as error:
             raise_interrupt(error)
             self._log.note(f"the audit missed something at {caller()}: {type(error).__name__}: {error}")
+
+
+def _head(line: str) -> str:
+    return textwrap.shorten(line, _LONGEST_LINE, placeholder=" …")
 
 
 def _text(lines: Sequence[Text]) -> str:
