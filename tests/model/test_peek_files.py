@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_a_peek_compares_with_a_run(tmp_path: Path, framework: str) -> None:
         tap.step()
     result = tt.compare(tmp_path / "run", peeked(tmp_path / "a.npz", framework))
     assert result.verdict == "match" and len(result) == 4 and not result.unmatched
+
+
+def test_odd_and_long_module_names_have_files_of_their_own(tmp_path: Path) -> None:
+    names = ["a b", "a_b", "täp/1", "x" * 300]
+    model = nn.Sequential(OrderedDict((name, nn.Linear(2, 2)) for name in names))
+    with tt.peek(model, ["(root)", "*"], times=1, save=tmp_path / "p.npz", quiet=True):
+        model(torch.ones(1, 2)).sum().backward()
+    short, long = [], []
+    for file in tmp_path.iterdir():
+        (long if len(file.name) > 100 else short).append(file.name)
+    assert sorted(short) == ["p.(root).npz", "p.a b.npz", "p.a_b.npz", "p.täp%2F1.npz"]
+    assert len(long) == 1 and {r.key.module for r in tt.open(tmp_path / long[0])} == {"x" * 300}
 
 
 def test_paths_of_keywords_and_structures_are_read_back(tmp_path: Path) -> None:

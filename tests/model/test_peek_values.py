@@ -207,6 +207,19 @@ def test_another_rank() -> None:
     assert p.done and "0 modules" in repr(p)
 
 
+def test_long_names_of_tensors_stay_in_one_column() -> None:
+    class Rnn(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"last_hidden_state": x * 2, "h": x}
+
+    model = Rnn()
+    handle = tt.peek(model, "(root)", quiet=True)
+    model(torch.ones(1, 2, requires_grad=True))["last_hidden_state"].sum().backward()
+    shown = [line for line in repr(handle["(root)"]).splitlines() if "f32" in line]
+    assert len(shown) == 5 and len({line.index("f32") for line in shown}) == 1
+    handle.close()
+
+
 def test_the_root_and_shared_names() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -18,6 +18,8 @@ from tensortap.report.wording import dtype, nbytes, plural, shape
 __all__ = ["PeekedCall", "PeekedModule", "PeekedTensors"]
 
 Array = npt.NDArray[Any]
+_LABEL = 14
+"""Width of most labels, so that calls look alike."""
 
 
 class PeekedTensors(dict[str, Array]):
@@ -116,10 +118,11 @@ class PeekedCall:
         head = f"{self._module.shown}, call {self.number}"
         if self._dropped:
             return f"{head}: values dropped"
+        found = {f"{kind} {path}": array for kind in KINDS for path, array in self.tensors(kind).items()}
+        width = max([_LABEL, *map(len, found)])
         lines = [
-            f"  {f'{kind} {path}':14} {dtype(dtypes.name_of(array.dtype))} {shape(array.shape)}"
-            for kind in KINDS
-            for path, array in self.tensors(kind).items()
+            f"  {label:{width}} {dtype(dtypes.name_of(array.dtype))} {shape(array.shape)}"
+            for label, array in found.items()
         ]
         return "\n".join([head, *(lines or ["  no tensor"])])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tensortap.model.peek.values import PeekedValues
 from tensortap.report.files import output
 from tensortap.report.terminal import peek as peek_lines
 from tensortap.report.wording import nbytes, plural
+from tensortap.store.formats.npy.names import file_name
 
 __all__ = ["Peek", "PeekOptions"]
 
@@ -226,7 +226,5 @@ def _select_sites(tree: Tree, selection: Selection) -> tuple[list[Site], list[st
 
 
 def _save_path(path: Path, module: str | None, rank: int) -> Path:
-    stem = path.name.removesuffix(".npz")
-    if module is not None:
-        stem += "." + re.sub(r"[^A-Za-z0-9_.-]", "_", module or "(root)")
-    return path.with_name(f"{stem}.rank{rank}.npz" if rank else f"{stem}.npz")
+    stem, end = path.name.removesuffix(".npz"), f".rank{rank}.npz" if rank else ".npz"
+    return path.with_name(f"{stem}{end}" if module is None else file_name(f"{stem}.", module, end))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-__all__ = ["GRADS", "TENSORS", "NpyName", "files_in", "grad_file", "parse", "rank_folders", "tensor_file"]
+__all__ = ["GRADS", "TENSORS", "NpyName", "file_name", "files_in", "grad_file", "parse", "rank_folders", "tensor_file"]
 
 TENSORS = "tensors"
 GRADS = "grads"
@@ -53,11 +53,12 @@ def tensor_file(index: int, cls: str, layer: str, path: str, micro: int) -> str:
     'tensor_idx_3_layer_class_Linear_layer_name_layers.0.fc1_micro_step_1.npy'
     """
     where = "" if path == "0" else f"@{_escaped(path)}"
-    return _fitting(f"tensor_idx_{index}_layer_class_{_escaped(cls)}_layer_name_", layer, f"{where}_micro_step_{micro}")
+    before = f"tensor_idx_{index}_layer_class_{_escaped(cls)}_layer_name_"
+    return file_name(before, layer, f"{where}_micro_step_{micro}.npy")
 
 
 def grad_file(index: int, parameter: str, micro: int) -> str:
-    return _fitting(f"grad_idx_{index}_of_param_name_", parameter, f"_micro_step_{micro}")
+    return file_name(f"grad_idx_{index}_of_param_name_", parameter, f"_micro_step_{micro}.npy")
 
 
 def parse(file: str) -> NpyName | None:
@@ -94,13 +95,18 @@ def files_in(folder: Path) -> list[tuple[str, NpyName | None]]:
     return sorted(parsed.items(), key=place)
 
 
-def _fitting(before: str, name: str, after: str) -> str:
+def file_name(before: str, name: str, after: str) -> str:
+    """Return the name of a file that contains the name of a module or parameter, escaped and not too long.
+
+    >>> file_name("b4.", "a/b", ".npz"), file_name("b4.", "", ".npz")
+    ('b4.a%2Fb.npz', 'b4.(root).npz')
+    """
     name = _escaped(name) if name else _ROOT
-    room = _LONGEST - sum(len(part.encode(errors="surrogatepass")) for part in (before, after, ".npy"))
+    room = _LONGEST - sum(len(part.encode(errors="surrogatepass")) for part in (before, after))
     if len(name.encode()) > room:  # not to be read back, but still its own
         mark = hashlib.sha256(name.encode()).hexdigest()[:16]
         name = f"{mark}~{name.encode()[-max(1, room - 17) :].decode(errors='ignore')}"
-    return f"{before}{name}{after}.npy"
+    return f"{before}{name}{after}"
 
 
 def _escaped(name: str) -> str:
