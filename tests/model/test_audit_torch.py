@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from tensortap.model.audit import audit
+from tensortap.model.audit.loads import LoadOutcome, describe_renamed_keys
 
 
 class Tied(nn.Module):
@@ -35,6 +37,44 @@ def test_a_strict_error_is_raised_and_noted() -> None:
     assert found.status("weight") == "loaded"  # torch copies what fits, and raises then
     assert found.status("bias") == "missing"
     assert "load_state_dict() raised RuntimeError" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "expected"),
+    [
+        ("module.", "", "2 of 2 unexpected keys begin with 'module.', and without it are the missing ones"),
+        ("", "net.", "2 of 2 unexpected keys are missing ones without 'net.' at the beginning"),
+        ("old.", "net.", "2 of 2 unexpected keys begin with 'old.' where missing ones begin with 'net.'"),
+    ],
+)
+def test_a_prefix_on_either_side_is_named(theirs: str, ours: str, expected: str) -> None:
+    model: nn.Module = nn.Linear(2, 2)
+    state = {f"{theirs}{name}": value for name, value in model.state_dict().items()}
+    if ours:
+        model = nn.Sequential(OrderedDict([(ours.removesuffix("."), model)]))
+    with audit(model) as found:
+        model.load_state_dict(state, strict=False)
+    assert expected in found.facts().notes
+
+
+def test_a_common_last_name_is_no_prefix() -> None:
+    model = nn.Sequential(OrderedDict([("net", nn.Linear(2, 2))]))
+    with audit(model) as found:
+        model.load_state_dict({"old.weight": torch.ones(2, 2)}, strict=False)
+    assert found.facts().notes == []
+
+
+def test_thousands_of_keys_with_another_prefix_are_one_note() -> None:
+    keys = [f"layers.{layer}.experts.{expert}.weight" for layer in range(100) for expert in range(100)]
+    load = LoadOutcome(
+        "train.py:1",
+        "",
+        {f"_orig_mod.{key}": key for key in keys},
+        dict.fromkeys(keys, ("missing", "")),
+        tuple(f"module.{key}" for key in keys),
+    )
+    (note,) = describe_renamed_keys(load, "")  # comparing all pairs would take a minute
+    assert note == "10000 of 10000 unexpected keys begin with 'module.' where missing ones begin with '_orig_mod.'"
 
 
 def test_a_note_on_an_error_names_a_few_of_many_keys() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,9 @@ from tensortap.model.audit.snapshots import Change, TensorSnapshots
 from tensortap.report.wording import shape
 
 __all__ = ["LoadOutcome", "RunningLoad", "describe_renamed_keys", "loads_in_effect"]
+
+_MOST_PREFIXES = 8
+"""Missing keys with one ending that a key is compared with: a short ending may be that of every layer."""
 
 ShapeOf = Callable[[str], tuple[int, ...]]
 
@@ -182,17 +186,37 @@ def describe_renamed_keys(load: LoadOutcome, place: str) -> list[str]:
     (extra, absent), matched = _most_common_prefix(load.unexpected, missing)
     if not matched:
         return []
-    what = f"begin with {extra!r}" if extra else f"lack {absent!r} at their beginning"
-    return [f"{matched} of {len(load.unexpected)} unexpected keys{place} {what}, and are missing names otherwise"]
+    if extra and absent:
+        what = f"begin with {extra!r} where missing ones begin with {absent!r}"
+    elif extra:
+        what = f"begin with {extra!r}, and without it are the missing ones"
+    else:
+        what = f"are missing ones without {absent!r} at the beginning"
+    return [f"{matched} of {len(load.unexpected)} unexpected keys{place} {what}"]
 
 
 def _most_common_prefix(unexpected: Collection[str], missing: Collection[str]) -> tuple[tuple[str, str], int]:
-    """Return the prefixes that most pairs differ by, as (the checkpoint's, the model's), and how many pairs do."""
-    prefixes: dict[tuple[str, str], int] = {}
+    """Return the prefixes that most pairs differ by, as (the checkpoint's, the model's), and how many pairs do.
+
+    Two prefixes that both exist must explain several keys: any two keys may end in "weight".
+    """
+    by_ending: dict[str, list[str]] = {}
+    for name in missing:
+        for prefix, ending in _splits(name):
+            by_ending.setdefault(ending, []).append(prefix)
+    counts: Counter[tuple[str, str]] = Counter()
     for key in unexpected:
-        for name in missing:
-            if key.endswith(f".{name}"):
-                prefixes[key[: -len(name)], ""] = prefixes.get((key[: -len(name)], ""), 0) + 1
-            elif name.endswith(f".{key}"):
-                prefixes["", name[: -len(key)]] = prefixes.get(("", name[: -len(key)]), 0) + 1
-    return max(prefixes.items(), key=lambda item: item[1], default=(("", ""), 0))
+        ends = ((extra, by_ending[ending]) for extra, ending in _splits(key) if ending in by_ending)
+        extra, absent = next(ends, ("", []))  # of the longest ending
+        counts.update((extra, prefix) for prefix in absent[:_MOST_PREFIXES])
+    sure = {pair: n for pair, n in counts.items() if any(pair) and (not all(pair) or 2 <= n >= len(unexpected) / 2)}
+    return max(sure.items(), key=lambda item: item[1], default=(("", ""), 0))
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Yield (prefix, ending) for each dot of the name, with the longest ending first: all of it."""
+    start = 0
+    while True:
+        yield name[:start], name[start:]
+        if not (start := name.find(".", start) + 1):
+            return
