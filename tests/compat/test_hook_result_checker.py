@@ -285,6 +285,19 @@ def test_non_numeric_files_are_reported_on_their_side(trees: tuple[Path, Path]) 
     assert (note, ours) == ("unreadable", "") and "<U1" in theirs
 
 
+def test_a_complex_file_counts_as_all_its_parts(trees: tuple[Path, Path]) -> None:
+    a, b = trees
+    left, right = (random(50, seed=seed) + 1j * random(50, seed=seed + 1) for seed in (5, 7))
+    put(a, name(1, "fft"), left)
+    put(b, name(1, "fft"), right)
+    check(a, b)
+    (row,) = [row for row in table(a) if row["tensor_name"] == name(1, "fft")]
+    parts = np.concatenate([left.real.ravel(), left.imag.ravel()]).astype(np.float64)
+    both = np.vdot(left, right) / (np.linalg.norm(left) * np.linalg.norm(right))
+    assert float(row["meanA"]) == pytest.approx(parts.mean()) and float(row["varA"]) == pytest.approx(parts.var())
+    assert float(row["cosine similarity"]) == pytest.approx(both.real, rel=1e-5)
+
+
 def test_real_and_complex_files_are_read_but_not_compared(trees: tuple[Path, Path]) -> None:
     a, b = trees
     for root in trees:
