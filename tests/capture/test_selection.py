@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ def test_a_pattern_or_class_that_matches_nothing_is_reported_at_once(run_path: P
     assert any("'2.*' matches no module" in notice for notice in tt.open(run_path).notices)
     with tt.capture(model, run_path.with_name("classes"), classes=["Linear", "Conv3d"]):
         assert "classes: the model has no module of class Conv3d" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("module.1.1", "1.1"), ("module.1.*", "1.*"), ("net._orig_mod.2", "2")])
+def test_a_name_with_a_wrapper_in_front_is_corrected(run_path: Path, wrong: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"did you mean {re.escape(meant)}\?$"):
+        tt.capture(net(), run_path, modules=wrong)
 
 
 def test_a_selection_by_class_alone_names_no_pattern(run_path: Path) -> None:

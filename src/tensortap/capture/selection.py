@@ -113,7 +113,7 @@ class Selection:
         if chosen:
             return [*self._unmatched_modules(names), *self._unmatched_classes(classes)]
         hints = [] if self._patterns == ("*",) else self._patterns
-        close = [display_name(c) for hint in hints for c in difflib.get_close_matches(hint, names, n=3, cutoff=0.4)]
+        close = [each for hint in hints for each in _suggestions(hint, names)]
         wanted = [] if self._patterns == ("*",) and self.classes is not None else [f"modules={self._described_modules}"]
         if self.classes is not None:
             wanted.append(f"{self.classes_argument}={self.classes!r}")
@@ -188,8 +188,21 @@ def _holds_ints(value: Any) -> bool:
 
 
 def _similar(pattern: str, names: Collection[str]) -> str:
-    close = [display_name(name) for name in difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)]
+    close = _suggestions(pattern, names)
     return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def _suggestions(pattern: str, names: Collection[str]) -> list[str]:
+    """Return what the pattern may have meant: itself without the name of a wrapper in front, or similar names.
+
+    Wrappers are not part of names: the names of DistributedDataParallel(model) are the model's, without "module.".
+    """
+    rest = pattern
+    while "." in rest:
+        rest = rest.partition(".")[2]
+        if any(fnmatchcase(name, rest) for name in names) and rest.strip("*"):
+            return [rest]
+    return [display_name(name) for name in difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)]
 
 
 def _matches(name: str, pattern: str) -> bool:
