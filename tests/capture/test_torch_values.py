@@ -188,6 +188,15 @@ def test_identity_is_an_alias_and_gets_no_gradient_that_is_not_its_own(run_path:
     assert numbers["first"] == numbers["identity"] == numbers["drop"]
 
 
+def test_modules_without_parameters_have_no_gradient_to_miss(run_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    _, tap = tapped(model, run_path, torch.ones(1, 2), kinds=("output", "param_grad"))
+    assert {module: status for module, (status, _) in coverage(tap).items()} == {"": "seen", "0": "seen", "1": "seen"}
+    with tt.capture(model, run_path.with_name("without"), kinds=("output", "grad_output")) as tap:
+        model(torch.ones(1, 2))
+    assert {status for status, _ in coverage(tap).values()} == {"no gradient"}
+
+
 def test_frozen_unused_integer_and_tied(run_path: Path) -> None:
     model = zoo.Frozen()
     run, tap = tapped(model, run_path, torch.tensor([[1, 2, 3], [4, 5, 6]]))

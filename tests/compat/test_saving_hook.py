@@ -390,6 +390,22 @@ print("trained")
     assert len(names(tmp_path)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_output_that_is_not_saved_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.fc(x), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    model = register_saving_hook(Ragged(), tmp_path / "t")
+    model(torch.ones(1, 2))[0].sum().backward()
+    remove_saving_hook(model)
+    assert caplog.messages == ["tensortap: (root): output 1 is not recorded: a nested tensor has no single shape"]
+
+
 # --- mistakes ------------------------------------------------------------------------------------------------------
 def test_a_class_that_the_model_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match=r"no module of the model matches target_class_names=\['Liner'\].*Linear.*Net"):

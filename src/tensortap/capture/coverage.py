@@ -31,10 +31,15 @@ class CoverageBook:
         aliases: Sequence[ModuleAlias],
         kinds: Collection[str],
         frozen: Collection[str] = (),
+        without_parameters: Collection[str] = (),
     ) -> None:
+        """`frozen` names modules whose own parameters are all frozen, `without_parameters` those that have none."""
         self._entries = {site.name: _ModuleCoverage(site) for site in sites}
         self._aliases = list(aliases)
-        self._expects_gradient = not set(GRADIENT_KINDS).isdisjoint(kinds)
+        gradients = set(GRADIENT_KINDS).intersection(kinds)
+        self._expects_gradient = bool(gradients)
+        self._without_gradient = set(without_parameters) if gradients == {"param_grad"} else set[str]()
+        """Modules of which no recorded kind is a gradient, although others have one."""
         self._frozen = set(frozen)
         self._notices: dict[str, None] = {}
         self._repeated: tuple[Mapping[str, tuple[int, int, int]], int] = {}, 0
@@ -174,7 +179,7 @@ class CoverageBook:
                 "never called",
                 "unused, called through .forward(), or its parent reads its weights directly",
             )
-        if self._expects_gradient and entry.gradients == 0:
+        if self._expects_gradient and entry.gradients == 0 and site.name not in self._without_gradient:
             if entry.alias:
                 return "alias", ""
             if entry.without_autograd == entry.calls:

@@ -123,7 +123,8 @@ class Observer:
         names, classes = [s.name for s in self._tree.sites], {s.cls for s in self._tree.sites}
         unmatched = selection.check_found(len(chosen), names, classes)
         selection.check_operators([site.name for site in chosen])
-        self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen))
+        bare = [site.name for site in chosen if not self._framework.parameters(site.owner)]
+        self._book = CoverageBook(chosen, self._tree.aliases, selection.kinds, self._frozen(chosen), bare)
         for text in (*unmatched, *selection.unmatched([site.name for site in chosen])):
             self._book.notice(text)
         for text in unmatched:

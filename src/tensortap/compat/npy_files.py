@@ -78,6 +78,7 @@ class NpyFiles:
         """Files that may have to be set aside; None once training has begun."""
         self._rank = framework.rank()
         self._sidecar: SidecarWriter | None = None
+        self._closed = False
         self._make_folders()
 
     @property
@@ -159,6 +160,9 @@ class NpyFiles:
         pass  # every file is complete as soon as it exists
 
     def close(self, status: str, reason: str, book: CoverageBook) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self.undo.close()
         for row in book.rows():
             if "is not recorded" in row.reason:
