@@ -390,6 +390,36 @@ print("trained")
     assert len(names(tmp_path)) == 1
 
 
+def test_a_limit_that_leaves_tensors_out_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = register_saving_hook(net(), tmp_path / "t", "Linear", max_saved_tensors=3, max_saved_grads=8)
+    train(model)
+    assert caplog.messages == []
+    for _ in range(3):
+        train(model)
+    assert caplog.messages == [
+        "tensortap: max_saved_tensors=3 is reached: later tensors are not saved; a negative number saves all",
+        "tensortap: max_saved_grads=8 is reached: later grads are not saved; a negative number saves all",
+    ]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_saved_tensors": 4, "max_saved_grads": 8},
+        {"max_saved_tensors": 0, "max_saved_grads": 0},
+        {"max_saved_tensors_per_step": 1, "max_saved_grads_per_step": 1},
+    ],
+)
+def test_limits_that_leave_out_what_they_are_asked_to_are_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limits: dict[str, int]
+) -> None:
+    model = register_saving_hook(net(), tmp_path / "t", "Linear", **limits)
+    train(model)
+    train(model)
+    remove_saving_hook(model)
+    assert caplog.messages == []
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_an_output_that_is_not_saved_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Ragged(nn.Module):

@@ -41,6 +41,8 @@ class FileLimit:
     """A limit per micro step, which replaces that for the whole run."""
     count: int = 0
     step: int = 0
+    reported: bool = False
+    """Whether a message has said that files are left out."""
 
     def __post_init__(self) -> None:
         if self.each_step is not None:
@@ -85,6 +87,19 @@ class NpyFiles:
     def full(self) -> bool:
         return all(limit.reached for limit in self._limits.values())
 
+    def report_limits(self) -> None:
+        """Say once of each limit of the whole run that it is reached: later tensors are left out."""
+        for kind, limit in self._limits.items():
+            if limit.limit and limit.reached and not limit.reported:
+                limit.reported = True
+                if not self._rank:  # all ranks have the same limits
+                    _log.warning(
+                        "tensortap: %s=%d is reached: later %s are not saved; a negative number saves all",
+                        limit.name,
+                        limit.limit,
+                        kind,
+                    )
+
     def record(self, tensor: Any, key: Key, site: Site, keep: Keep) -> None:
         kind = GRADS if key.kind == "param_grad" else TENSORS
         # With several forwards before a backward, a recomputation may repeat a call of an earlier micro step.
@@ -92,6 +107,7 @@ class NpyFiles:
             return
         index = self._limits[kind].next(key.step)
         if index is None:
+            self.report_limits()
             return
         if kind == GRADS:
             name = grad_file(index, self._parameter_name(site, key), key.step)

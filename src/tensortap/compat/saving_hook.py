@@ -146,6 +146,7 @@ class SavingHook(Observer):
             if not first:
                 self._clock.next_step()
             if self._files.full:
+                self._files.report_limits()
                 self._guard.listening = False
             if self._guard.listening:
                 self._arm()
