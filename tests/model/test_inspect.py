@@ -137,6 +137,19 @@ def test_a_lazy_parameter_has_no_shape_yet() -> None:
     assert "not yet" in str(seen) and seen.totals()["parameters"]["elements"] == 0
 
 
+@pytest.mark.parametrize("given", [list, tuple, lambda both: dict(zip("ab", both, strict=True))])
+def test_several_optimizers_are_inspected_together(given) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    both = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[1].parameters())]
+    seen = inspect(model, given(both))
+    assert codes(seen) == [] and {tensor.groups for tensor in seen.tensors} == {(0,), (1,)}
+    assert str(seen).startswith("Sequential · torch · SGD, AdamW, 2 groups\n")
+    assert seen.totals()["trained"]["tensors"] == 3
+    with pytest.raises(UsageError, match="follows one optimizer, and there are 2"):
+        seen.watch()
+    assert "in-two-groups" in codes(inspect(model, [both[0], both[0]]))
+
+
 def test_a_tensor_on_the_meta_device_has_no_values() -> None:
     seen = inspect(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False, device="meta")))
     assert codes(seen) == ["no-values"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from tensortap.errors import UsageError
 from tensortap.frameworks import network_of
 from tensortap.frameworks.ownership import Ownership, ownership_of
 from tensortap.model.inspect.gradient_watch import GradientWatch
@@ -19,6 +21,8 @@ __all__ = ["Inspection", "inspect"]
 def inspect(model: Any, optimizer: Any = None) -> Inspection:
     """Inspect every tensor of a torch or paddle model once, without changing anything.
 
+    Several optimizers are a list or a dict. Their groups are numbered from the first to the last.
+
     >>> inspection = tensortap.inspect(model, optimizer)
     >>> print(inspection)               # a tree, the totals, and likely mistakes
     >>> [warning.code for warning in inspection.warnings]
@@ -26,17 +30,18 @@ def inspect(model: Any, optimizer: Any = None) -> Inspection:
     """
     model = network_of(model)
     ownership = ownership_of(model)
-    return Inspection(ownership, model, optimizer, collect_tensors(ownership, model, optimizer))
+    optimizers = _as_list(optimizer)
+    return Inspection(ownership, model, optimizers, collect_tensors(ownership, model, optimizers))
 
 
 class Inspection:
     """The tensors of a model at the time of the inspection."""
 
-    def __init__(self, ownership: Ownership, model: Any, optimizer: Any, found: InspectedModel) -> None:
-        self._ownership, self._model, self._optimizer, self._found = ownership, model, optimizer, found
+    def __init__(self, ownership: Ownership, model: Any, optimizers: list[Any], found: InspectedModel) -> None:
+        self._ownership, self._model, self._optimizers, self._found = ownership, model, optimizers, found
         self.modules: list[InspectedModule] = found.modules
         """Every module with its direct tensors, in definition order."""
-        self.warnings: list[InspectionWarning] = find_warnings(found, ownership, optimizer is not None)
+        self.warnings: list[InspectionWarning] = find_warnings(found, ownership, bool(optimizers))
         """Likely mistakes."""
 
     @property
@@ -57,7 +62,7 @@ class Inspection:
             names = [_total_name(tensor)]
             if tensor.statistics:
                 names.append("statistics")
-            elif tensor.kind == "parameter" and tensor.requires_grad and (tensor.groups or self._optimizer is None):
+            elif tensor.kind == "parameter" and tensor.requires_grad and (tensor.groups or not self._optimizers):
                 names.append("trained")
             for name in names:
                 kinds[name]["tensors"] += 1
@@ -82,8 +87,8 @@ class Inspection:
         return {
             "model": type(self._model).__name__,
             "framework": self._ownership.framework.name,
-            "optimizer": None if self._optimizer is None else type(self._optimizer).__name__,
-            "groups": 0 if self._optimizer is None else len(self._ownership.groups(self._optimizer)),
+            "optimizer": ", ".join(type(each).__name__ for each in self._optimizers) or None,
+            "groups": sum(len(self._ownership.groups(each)) for each in self._optimizers),
             "clearing": self._ownership.clearing,
             "clearing_choices": self._ownership.clearing_choices,
             "modules": modules,
@@ -93,7 +98,12 @@ class Inspection:
 
     def watch(self) -> GradientWatch:
         """Watch when gradients arrive, are used and are cleared while the `with` block trains."""
-        return GradientWatch(self._ownership, self._model, self._optimizer, self._found.objects)
+        if len(self._optimizers) > 1:
+            raise UsageError(
+                f"watch() follows one optimizer, and there are {len(self._optimizers)}: use "
+                "tensortap.inspect(model, optimizer).watch() for each of them"
+            )
+        return GradientWatch(self._ownership, self._model, next(iter(self._optimizers), None), self._found.objects)
 
     def __str__(self) -> str:
         from tensortap.report.terminal.inspection import inspection_page  # loads rich; importing tensortap must not
@@ -121,6 +131,14 @@ class Inspection:
                 "optimizer": left if tensor.groups else tensor.gradient,
             },
         }
+
+
+def _as_list(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    if isinstance(optimizer, Mapping):
+        return list(optimizer.values())
+    return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
 def _total_name(tensor: InspectedTensor) -> str:

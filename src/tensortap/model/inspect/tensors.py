@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,13 +100,12 @@ class InspectedModel:
 
 
 class _TensorCollector:
-    def __init__(self, ownership: Ownership, model: Any, optimizer: Any) -> None:
+    def __init__(self, ownership: Ownership, model: Any, optimizers: Sequence[Any]) -> None:
         self._ownership = ownership
         self._groups: dict[int, list[int]] = defaultdict(list)
-        if optimizer is not None:
-            for number, members in enumerate(ownership.groups(optimizer)):
-                for tensor in members:
-                    self._groups[id(tensor)].append(number)
+        for number, members in enumerate(group for each in optimizers for group in ownership.groups(each)):
+            for tensor in members:
+                self._groups[id(tensor)].append(number)
         self.state_dict_error = ""
         self._saved_keys: dict[int, list[str]] = defaultdict(list)
         self._infer_saved = False
@@ -213,10 +212,10 @@ class _TensorCollector:
                 tensor_entry.shared_with = tuple(dict.fromkeys(name for name in names if name != tensor_entry.name))
 
 
-def collect_tensors(ownership: Ownership, model: Any, optimizer: Any) -> InspectedModel:
+def collect_tensors(ownership: Ownership, model: Any, optimizers: Sequence[Any]) -> InspectedModel:
     """Walk the model once, without changing it. Gradients are read to distinguish zero from set."""
     tree = Tree(ownership.framework, model)
-    collector = _TensorCollector(ownership, model, optimizer)
+    collector = _TensorCollector(ownership, model, optimizers)
     modules = [collector.module(site.name, site.cls, site.owner) for site in tree.sites]
     by_name = {facts.name: facts for facts in modules}
     for alias in tree.aliases:
