@@ -57,6 +57,24 @@ def test_a_prefix_on_either_side_is_named(theirs: str, ours: str, expected: str)
     assert expected in found.facts().notes
 
 
+def test_the_steps_of_several_optimizers_are_told_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    first, second = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[1].parameters())
+    with audit(model, {"first": first, "second": second}) as found:
+        for step in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            first.step()
+            if step != 1:
+                second.step()
+    facts = found.facts()
+    assert facts.steps == 3 and facts.notes == []
+    stepped = {name: found.timeline(name).events[-1] for name in ("0.bias", "1.bias")}
+    spans = {name: (each.step, each.last_step, each.times) for name, each in stepped.items()}
+    assert spans == {"0.bias": (0, 2, 3), "1.bias": (0, 2, 2)}
+    assert "step of SGD, 3 times" in str(found) and "step of AdamW, 2 times" in str(found)
+
+
 def test_a_common_last_name_is_no_prefix() -> None:
     model = nn.Sequential(OrderedDict([("net", nn.Linear(2, 2))]))
     with audit(model) as found:

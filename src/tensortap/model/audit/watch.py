@@ -27,6 +27,7 @@ from tensortap.model.audit.optimizer_notes import note_copied_values, note_forei
 from tensortap.model.audit.snapshots import Change, TensorSnapshots
 from tensortap.model.audit.undone_loads import UndoneLoad
 from tensortap.model.caller import caller
+from tensortap.model.optimizer_list import optimizer_list
 from tensortap.model.page_width import terminal_width
 from tensortap.report.terminal import audit as audit_page
 from tensortap.report.terminal.audit import AuditFacts, Event
@@ -66,7 +67,8 @@ class Audit:
     def __init__(self, model: Any, optimizer: Any = None) -> None:
         model = network_of(model)
         self._framework = framework_of(model)
-        self._optimizer = optimizer
+        self._optimizers = optimizer_list(optimizer)
+        self._steps_of = [0] * len(self._optimizers)
         self._model: Any = model
         self._log = AuditLog()
         self._snapshots = TensorSnapshots(self._framework, model)
@@ -88,9 +90,10 @@ class Audit:
                 partial(self._run_safely, self._after_forward),
             )
             undo.callback(self._framework.on_call(root.module, before, after))
-            if optimizer is not None:
-                steps = (partial(self._run_safely, self._before_step), partial(self._run_safely, self._after_step))
-                undo.callback(around_steps(self._framework, optimizer, *steps))
+            for number, each in enumerate(self._optimizers):
+                entered = partial(self._run_safely, self._before_step)
+                left = partial(self._run_safely, self._after_step, number)
+                undo.callback(around_steps(self._framework, each, entered, left))
             self._undo = undo.pop_all()
 
     # --- public interface --------------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class Audit:
         finally:
             self._undo.close()
             kernels.release()
-            self._model = self._optimizer = None
+            self._model, self._optimizers = None, []
             self._snapshots.release()
 
     def report(self, file: IO[str] | None = None) -> None:
@@ -242,9 +245,13 @@ class Audit:
     def _before_step(self) -> None:
         self._find_other_changes(caller(), full=False)
 
-    def _after_step(self) -> None:
+    def _after_step(self, number: int) -> None:
         changed = self._snapshots.update(full=True)
-        self._log_changes("stepped", "optimizer step", changed, always=True)
+        self._steps_of[number] += 1
+        self._steps = max(self._steps_of) - 1  # several optimizers that step in turn share a step
+        optimizer = self._optimizers[number]
+        words = "optimizer step" if len(self._optimizers) == 1 else f"step of {type(optimizer).__name__}"
+        self._log_changes("stepped", words, changed, always=True, optimizer=optimizer)
         self._steps += 1
 
     def _find_other_changes(self, where: str, full: bool) -> list[str]:
@@ -254,33 +261,40 @@ class Audit:
 
     # --- the log -----------------------------------------------------------------------------------------------
     def _log_changes(
-        self, what: str, words: str, changed: dict[str, Change], where: str | None = None, always: bool = False
+        self,
+        what: str,
+        words: str,
+        changed: dict[str, Change],
+        where: str | None = None,
+        always: bool = False,
+        optimizer: Any = None,
     ) -> None:
         if not changed and not always:
             return
         where = caller() if where is None else where
-        undone = self._find_undone_loads(what, changed, where)
+        undone = self._find_undone_loads(what, changed, where, optimizer)
         for name, change in changed.items():
             self._add(name, what, where, change, undone=undone.get(name))
         if undone:
             words += f", undid {plural(len(undone), 'load')}"
         self._log.add_model_event(words, where, self._steps, changed.values(), once=bool(undone))
 
-    def _find_undone_loads(self, what: str, changed: dict[str, Change], where: str) -> dict[str, UndoneLoad]:
-        """Return the loads that this event undid, and note the cause if it is the optimizer."""
+    def _find_undone_loads(
+        self, what: str, changed: dict[str, Change], where: str, optimizer: Any
+    ) -> dict[str, UndoneLoad]:
+        """Return the loads that this event undid, and note the cause if it is an optimizer: `optimizer` has stepped."""
         detector, by = self._log.undone_loads, _ACTOR_OF_EVENT[what]
         now = {name: self._snapshots.summary(name) for name, change in changed.items() if not change.created}
         undone = detector.detect(now, by, self._steps, where)
         if by == "something else" and not self._steps:
             for name in now.keys() - undone.keys():
                 detector.set_by_user(name, now[name], where)
-        if undone and self._optimizer is not None:
-            values = (self._snapshots.summary(name) for name in undone)
-            self._log.note(
-                note_stale_copies(self._optimizer)
-                if by == "optimizer"
-                else note_copied_values(self._framework, self._optimizer, self._tensor_ids(), values)
-            )
+        if undone and optimizer is not None:
+            self._log.note(note_stale_copies(optimizer))
+        elif undone:
+            values = [self._snapshots.summary(name) for name in undone]
+            for each in self._optimizers:
+                self._log.note(note_copied_values(self._framework, each, self._tensor_ids(), values))
         return undone
 
     def _add(
@@ -306,10 +320,11 @@ class Audit:
         )
 
     def _notes(self) -> list[str]:
-        if self._optimizer is not None:
+        if self._optimizers:
             stepped = any(event.what == "stepped" for history in self._log.events.values() for event in history)
-            note = note_foreign_tensors(self._framework, self._optimizer, self._tensor_ids(), stepped)
-            return [note] if note else []
+            ids = self._tensor_ids()
+            notes = [note_foreign_tensors(self._framework, each, ids, stepped) for each in self._optimizers]
+            return [note for note in notes if note]
         if self._forwards and any(h.what.startswith("changed") for h in self._log.model_events):
             return ["no optimizer was given: its steps show as changes by something else"]
         return []

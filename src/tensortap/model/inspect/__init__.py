@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +12,7 @@ from tensortap.frameworks.ownership import Ownership, ownership_of
 from tensortap.model.inspect.gradient_watch import GradientWatch
 from tensortap.model.inspect.inspection_warnings import InspectionWarning, find_warnings
 from tensortap.model.inspect.tensors import InspectedModel, InspectedModule, InspectedTensor, collect_tensors
+from tensortap.model.optimizer_list import optimizer_list
 from tensortap.model.page_width import page_width
 
 __all__ = ["Inspection", "inspect"]
@@ -30,7 +30,7 @@ def inspect(model: Any, optimizer: Any = None) -> Inspection:
     """
     model = network_of(model)
     ownership = ownership_of(model)
-    optimizers = _as_list(optimizer)
+    optimizers = optimizer_list(optimizer)
     return Inspection(ownership, model, optimizers, collect_tensors(ownership, model, optimizers))
 
 
@@ -131,14 +131,6 @@ class Inspection:
                 "optimizer": left if tensor.groups else tensor.gradient,
             },
         }
-
-
-def _as_list(optimizer: Any) -> list[Any]:
-    if optimizer is None:
-        return []
-    if isinstance(optimizer, Mapping):
-        return list(optimizer.values())
-    return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
 def _total_name(tensor: InspectedTensor) -> str:
