@@ -14,7 +14,8 @@ def audit(model: Any, optimizer: Any = None) -> Audit:
     """Record where the values of a model's parameters and buffers come from: loads, optimizer steps, other changes.
 
     Start the audit right after building the model. It leaves loading unchanged: same return values, same exceptions.
-    `check()` compares every element at once; `close()`, or the end of the block, does so a last time.
+    `check()` compares every element at once; `close()`, or the end of the block, does so a last time. Several
+    optimizers are a list or a dict.
 
     >>> with tensortap.audit(model, optimizer) as audit:
     ...     model.load_state_dict(checkpoint, strict=False)
