@@ -40,7 +40,7 @@ from tensortap.compare.translate.mapped import (
     reference_name,
     without_ignored,
 )
-from tensortap.compare.translate.repeated import REPEATED, measure_repeated, repeated_pairs
+from tensortap.compare.translate.repeated import REPEATED, half_complex_pairs, measure_repeated, repeated_pairs
 from tensortap.compare.translate.translated import Translated
 from tensortap.compare.without_hidden import leave_out_hidden, without_padding
 from tensortap.mapping.model_mapping import ModelMapping
@@ -93,10 +93,11 @@ def match(
     withdraw_accumulated(measures, left, right, alignment)
     tolerances = (options.rtol, options.atol)
     repeated = [] if plan is None else repeated_pairs(left, right, alignment, measures)
-    for pair, measure in measure_repeated(left, right, alignment, [*repeated, *scaled], tolerances):
+    others = [*scaled, *half_complex_pairs(left, right, alignment, measures)]
+    for pair, measure in measure_repeated(left, right, alignment, [*repeated, *others], tolerances):
         measures.take(pair, measure)
     measures.limits |= {pair: REPEATED for pair in repeated if pair not in measures.differences}
-    taken = [pair for pair in scaled if pair in measures.differences]
+    taken = [pair for pair in others if pair in measures.differences]
     open_pairs = _without(measures.open, [*repeated, *taken])
     measure_masks(measures, left, right, alignment, open_pairs)
     open_pairs = _without(open_pairs, measures.masks)

@@ -49,7 +49,7 @@ _REPORTED_NOTES = (
 _NOTE_TEXT = {
     "shape": "of different shapes, not compared",
     "dtype": "of different dtypes",
-    "complex": "real on one side and complex on the other, not compared",
+    "complex": "real on one side and complex on the other, left out of the table",
     "paired by name": "paired by name although their running numbers differ",
 }
 

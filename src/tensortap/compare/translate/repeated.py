@@ -2,6 +2,8 @@
 
 Frameworks broadcast such a value where it is used, so a shape that differs only in this is right. Such pairs are
 measured at their common shape. A gradient is the sum over all repetitions, so the larger one is summed.
+
+Pairs of another scale, and of real and complex numbers, are measured from both arrays, too, and not by a kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.mapping.layouts import Shape, common_shape, same_elements
 
-__all__ = ["REPEATED", "measure_repeated", "repeated_pairs"]
+__all__ = ["REPEATED", "half_complex_pairs", "measure_repeated", "repeated_pairs"]
 
 Array = npt.NDArray[Any]
 REPEATED = "its shape alone differs, and its elements were not kept"
@@ -40,6 +42,16 @@ def repeated_pairs(reference: Side, candidate: Side, alignment: Alignment, measu
     return found
 
 
+def half_complex_pairs(reference: Side, candidate: Side, alignment: Alignment, measures: Measures) -> list[int]:
+    """Return pairs of real and complex numbers, which no kernel takes. A real number is one without imaginary part."""
+    ours, theirs = (
+        np.array(["complex" in word for word in side.dtype.words], bool)[side.dtype.codes[rows]]
+        for side, rows in ((reference, alignment.reference), (candidate, alignment.candidate))
+    )
+    found: list[int] = np.flatnonzero((ours != theirs) & ~measures.reshaped).tolist()
+    return found
+
+
 def measure_repeated(
     reference: Side, candidate: Side, alignment: Alignment, pairs: list[int], tolerances: Tolerances
 ) -> Iterator[tuple[int, PairMeasure]]:
@@ -53,7 +65,9 @@ def measure_repeated(
         if tensors not in known:
             backward = reference.kind[left].startswith("grad_")
             ours, theirs = _fitted(reference.array(left), candidate.array(right), backward)
-            size = float(np.linalg.norm(ours.astype(np.float64).reshape(-1)))
+            if ours.dtype.kind == "c" or theirs.dtype.kind == "c":
+                ours, theirs = (array.astype(np.complex128) for array in (ours, theirs))
+            size = float(np.linalg.norm(ours.astype(np.result_type(ours.dtype, np.float64)).reshape(-1)))
             known[tensors] = difference(ours, theirs, rtol=tolerances[0], atol=tolerances[1], size=size)
         yield pair, known[tensors]
 
