@@ -257,22 +257,26 @@ class Router(nn.Module):
         return x, self.layers[0].scores, self.layers[1].scores
 
 
-def _run_router(model: nn.Module, weight: float = 0.1) -> None:
+def _run_router(model: nn.Module, weight: float) -> None:
     x, first, second = model(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1)))
-    (x.square().mean() + weight * (first.square().mean() + second.square().mean())).backward()
+    loss = x.square().mean()
+    if weight:
+        loss = loss + weight * (first.square().mean() + second.square().mean())
+    loss.backward()
 
 
 @pytest.mark.parametrize("way", ["summary", "tensors", "isolated"])
+@pytest.mark.parametrize("weight", [0.1, 0.0], ids=["in the loss", "not in the loss"])
 @pytest.mark.parametrize(("mistake", "named"), [("", None), ("loss", ""), ("eps", "layers.0")])
-def test_a_term_of_the_loss_made_of_what_compiled_layers_show(
-    tmp_path: Path, way: str, mistake: str, named: str | None
+def test_values_that_compiled_layers_show(
+    tmp_path: Path, way: str, weight: float, mistake: str, named: str | None
 ) -> None:
     keep: Any = "summary" if way == "summary" else "tensors"
     kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
     torch.manual_seed(0)
     model = Router()
     with tt.capture(model, tmp_path / "a", keep=keep, kinds=kinds):
-        _run_router(model)
+        _run_router(model, weight)
     model.zero_grad()
     if mistake == "eps":
         model.layers[0].norm.eps = 0.1
@@ -284,7 +288,7 @@ def test_a_term_of_the_loss_made_of_what_compiled_layers_show(
     else:
         watching = tt.capture(model, tmp_path / "b", keep=keep, kinds=kinds)
     with watching:
-        _run_router(model, 0.2 if mistake == "loss" else 0.1)
+        _run_router(model, weight + 0.1 if mistake == "loss" else weight)
     result = watching.result if way == "isolated" else tt.compare(tmp_path / "a", tmp_path / "b")
     if named is None:
         assert result.verdict == "match", result.sentence

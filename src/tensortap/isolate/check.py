@@ -262,6 +262,7 @@ class Check(Observer):
                 comparator.step_noise,
                 comparator.unpassed,
                 comparator.shares,
+                comparator.parts,
                 comparator.reordered,
                 comparator.choices,
                 comparator.other_gelus,

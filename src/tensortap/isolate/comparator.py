@@ -32,6 +32,7 @@ from tensortap.compare.measure.token_order import LEAST_REORDERED, are_reordered
 from tensortap.core import dtypes
 from tensortap.core.records import GRADIENT_KINDS, Key, Record
 from tensortap.frameworks.base import Framework
+from tensortap.isolate.backwards import FirstParts, PartialGradient
 from tensortap.isolate.choices import LiveChoices
 from tensortap.isolate.loss_scale import times
 from tensortap.isolate.reference import Counterpart, ReferenceRecords
@@ -61,6 +62,11 @@ class Comparator:
         """Row → difference from the reference, if it was measured element by element."""
         self.shares: set[int] = set()
         """Rows that were measured against a share of the recorded gradient."""
+        self.parts: set[int] = set()
+        """Rows of gradients of one backward alone; see `is_part`."""
+        self._summed_calls: set[tuple[object, ...]] = set()
+        """Calls of which a gradient at an output was compared as the sum over several backwards."""
+        self._first_parts = FirstParts()
         self._off: set[int] = set()
         """Rows that were measured, and differ by more than their own rounding."""
         self.masks: dict[int, MaskDifference] = {}
@@ -133,13 +139,17 @@ class Comparator:
     ) -> tuple[Key, Counterpart | None]:
         """Measure a tensor; return its key, numbered if it is repeated, and its counterpart in the reference.
 
-        share: a part of the recorded gradient, which is its counterpart if the tensor is nearer to that.
+        share: a part of the recorded gradient, or a sum of such parts, which is its counterpart if the tensor is nearer
+        to that.
         """
         key = Key(*self._keys.unique(key))
+        sum_of_backwards = None
         array = self._framework.host(tensor)
         dtype = dtypes.name_of(array.dtype)
         if key.kind in GRADIENT_KINDS:
             array = times(array, 1 / self.loss_scale(key.step))
+            sum_of_backwards = self._reference.over_backwards(key)
+            share = share or sum_of_backwards
         summary = summarize(array)
         found = self._reference.get(key)
         row = len(self.run)
@@ -159,8 +169,12 @@ class Comparator:
             if not equal and share is not None and self._is_nearer(array, share, found):
                 self.shares.add(row)
                 self._measure_pair(row, key, share, array)
+                if share is sum_of_backwards:
+                    self._summed_calls.add(_call_of(key))
             elif not equal:
                 self._measure_pair(row, key, found, array)
+                if key.kind in GRADIENT_KINDS and row in self._off:
+                    self._first_parts.keep(PartialGradient(key, row, found, array))
                 self._find_other_gelu(row, key, found, array)
                 # The gradient that arrives at a compiled layer lacks what its own code adds inside the graph.
                 if not (site.compiled and key.kind == "grad_output" and row in self._off):
@@ -168,11 +182,34 @@ class Comparator:
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         elif found is not None and found.location is not None and key.kind == "input":
             self._take_mask(row, key, reshaped_mask_difference(self._reference.values(found), array))
+        elif found is None and (total := self._first_parts.add(key, array)) is not None:
+            self._measure_again(total)
         if found is not None and found.location is not None and key.phase == "forward" and dtype in SHORT_DTYPES:
             self._note_given(key, found)
         self._rows[key] = row
         self.run.append(Record(key, self._reference.rank, row, site.cls, dtype, array.shape, row, summary))
         return key, share if row in self.shares else found
+
+    def was_added(self, key: Key) -> bool:
+        """Whether a gradient is a later part of one, of another backward, and was added to the first."""
+        return self._first_parts.was_added(key)
+
+    def is_part(self, key: Key) -> bool:
+        """Whether a gradient is that of one backward alone on one side, where only the sum over all is comparable: what
+        a call sends is recorded once."""
+        return (
+            key.kind == "grad_input" and _call_of(key) in self._summed_calls and self._rows.get(key) not in self.shares
+        )
+
+    def _measure_again(self, part: PartialGradient) -> None:
+        """Measure a gradient of several backwards by its sum so far."""
+        self.shares.add(part.row)
+        self._summed_calls.add(_call_of(part.key))
+        self._off.discard(part.row)
+        self.kinks.pop(part.row, None)
+        self.unpassed.discard(part.row)
+        self._measure_pair(part.row, part.key, part.found, part.values)
+        self.differs(part.row, part.key, part.values)
 
     def called(self, call: ModuleCall, step: int, caller: str | None) -> None:
         """Note which module calls another; None if the call comes from outside the model."""
@@ -230,8 +267,11 @@ class Comparator:
             self.forced.add(row)
 
     def end_step(self, step: int, book: CoverageBook) -> None:
+        self.parts |= {row for key, row in self._rows.items() if self.is_part(key)}
+        self._summed_calls.clear()
         self._keys.clear()
         self._rows.clear()
+        self._first_parts.clear()
         self._hidden.clear()
         self._padding.clear()
         self._given.clear()
@@ -356,3 +396,7 @@ class Comparator:
             return measure
         self.shown[row] = not off <= EXPLAINS * shown.difference.rel_l2
         return shown
+
+
+def _call_of(key: Key) -> tuple[object, ...]:
+    return key.step, key.micro, key.module, key.call

@@ -31,6 +31,7 @@ from tensortap.compare.judge.missing_gradients import (
     without_reordered,
 )
 from tensortap.compare.judge.missing_rows import Parameters
+from tensortap.compare.judge.other_backwards import OTHER_BACKWARDS
 from tensortap.compare.judge.overflow import find_overflows
 from tensortap.compare.judge.pairs import IsolatedPairs, Pairs
 from tensortap.compare.judge.precision import NO_PRECISION, TruthPairs, calls_with_other_values, judge_isolated
@@ -41,6 +42,7 @@ from tensortap.compare.judge.steps.judging import judge
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.judge.unpassed import UNPASSED, find_unpassed
 from tensortap.compare.judge.unread import find_unread
+from tensortap.compare.judge.unseen_makers import without_unseen_gradients
 from tensortap.compare.matched import Matched
 from tensortap.compare.measure.kinks import CrossedKink
 from tensortap.compare.measure.masks import MaskDifference
@@ -72,6 +74,7 @@ def conclude_live(
     step_noise: Mapping[int, float],
     unpassed: Collection[int],
     shares: Collection[int],
+    parts: Collection[int],
     reordered: Collection[int],
     choices: LiveChoices,
     other_gelus: Collection[int],
@@ -123,7 +126,10 @@ def conclude_live(
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, options, files)
+    of_one_backward = {pair for pair, row in enumerate(rows) if row in parts}
+    measures.limits |= dict.fromkeys(of_one_backward, OTHER_BACKWARDS)
     if isolation is None:
+        pairs = pairs.as_equal(of_one_backward, OTHER_BACKWARDS)
         policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain))
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         born = find_births(matched.finding_builder(judgement, structure))
@@ -131,12 +137,14 @@ def conclude_live(
     else:
         numbers = right.row[alignment.candidate]
         pairs = _alone(pairs, matched, noise, np.array([row in isolation.forced for row in rows], bool), isolation.tied)
+        pairs = pairs.as_equal(of_one_backward, OTHER_BACKWARDS)
         if split := rows_of_differentiated(pairs, structure, isolation.differentiated):
             pairs = pairs.as_equal(split, DIFFERENTIATED)
             measures.limits |= pairs.limits
         policy = Policy(options.rtol, options.atol, as_one(noise, pairs.row_gain), alone=True)
         judgement = judge(pairs, structure, policy, reference_movement(matched), without)
         missing = find_missing_in_isolation(matched, structure, isolation, parameters)
+        missing = without_unseen_gradients(missing, pairs.made_unseen, structure, judgement)
         lost = without_reordered({left.key(row) for row in alignment.only_reference.tolist()}, matched)
         builder = matched.finding_builder(judgement, structure, isolated=True)
         gained_keys = {right.key(row) for row in alignment.only_candidate.tolist()}

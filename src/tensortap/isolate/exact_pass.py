@@ -168,6 +168,12 @@ class _Receiver:
         self._show(tensor, key)
         return key, self._reference.get(key)
 
+    def was_added(self, key: Key) -> bool:
+        return False
+
+    def is_part(self, key: Key) -> bool:
+        return False
+
     def called(self, *_: Any) -> None: ...
 
     def mark_forced(self, *_: Any) -> None: ...

@@ -351,7 +351,11 @@ class Isolator(Watcher):
         site = boundaries[0].site
         if kind == "grad_output" and self._may_be_read_inside(site, of, key):
             return None
+        if self._comparator.was_added(key):  # the first part was replaced by the recorded sum
+            return np.zeros_like(self._framework.host(gradient))
         if counterpart is None or counterpart.location is None or counterpart.shape != tuple(gradient.shape):
+            return None
+        if self._comparator.is_part(key):
             return None
         if self._substitution.is_differentiable(gradient):  # the recorded one has no graph to differentiate again
             self._book.notice(_DIFFERENTIATED)

@@ -105,6 +105,18 @@ class ReferenceRecords:
             self._step, self._known = key.step, self._read_step(key.step)
         return self._known.get(key._replace(module=self.rename(key.module)))
 
+    def over_backwards(self, key: Key) -> Counterpart | None:
+        """Return the sum of a gradient's parts, if the reference has one for each of several backwards."""
+        first = self.get(key)
+        if first is None or "~" in key.path or self.get(key._replace(path=f"{key.path}~2")) is None:
+            return None
+        parts = [first]
+        while (more := self.get(key._replace(path=f"{key.path}~{len(parts) + 1}"))) is not None:
+            parts.append(more)
+        if any(part.location is None or part.shape != first.shape for part in parts):
+            return None
+        return first._replace(parts=tuple(parts), digest=0, l2=float("nan"))
+
     def from_outside(self, key: Key) -> Counterpart | None:
         """Return the share of an output's gradient that does not come from inside the module that returns it: the sum
         of what the modules outside sent back. None if no other module got the output, or some gradient was not kept."""

@@ -37,8 +37,9 @@ from tensortap.compare.judge.rules.names import (
 )
 from tensortap.compare.judge.rules.tolerance import find_tolerance, is_drowned
 from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
-from tensortap.compare.judge.steps.calls import CallRows, Spot
+from tensortap.compare.judge.steps.calls import Spot
 from tensortap.compare.judge.ties import Ties
+from tensortap.compare.judge.unseen_makers import layer_around
 from tensortap.compare.judge.worst_outputs import WorstOutputs
 from tensortap.compare.judge.wrong_so_far import WrongSoFar
 from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES
@@ -236,22 +237,13 @@ class PairJudge:
         self.evidence.wrong[row] = not self.evidence.forced[row]
         self.wrong_so_far.add(row, self.status[row] == "nonfinite")
 
-    def _layer_around(self, module: str, call: CallRows) -> Spot | None:
-        """Return the innermost call inside a call, or this one, in which a module runs unseen."""
-        while module:
-            module = module.rpartition(".")[0]
-            around = self.structure.calls_of_module.get((call.scope, module), ())
-            if around:
-                return around[0].spot if self.structure.held_inside(around[0]) else None
-        return None
-
     def _is_made_in_wrong_layer(self, row: int) -> bool:
         """Whether a value is made unseen inside a layer whose own outputs are wrong."""
         maker, call = self.pairs.made_unseen.get(row), self.structure.call_of(row)
         if maker is None or call is None or self.structure.kind[row] != "output":
             return False
-        layer = self._layer_around(maker, call)
-        return layer is not None and layer != call.spot and self._is_wrong_layer(layer)
+        layer = layer_around(self.structure, call.scope, maker)
+        return layer is not None and layer is not call and self._is_wrong_layer(layer.spot)
 
     def _is_wrong_layer(self, spot: Spot) -> bool:
         """Whether outputs of a call inside the model are wrong."""
@@ -271,7 +263,8 @@ class PairJudge:
         if call is None or self.evidence.policy.fixed:
             return None
         if (maker := self.pairs.made_unseen.get(row)) is not None and not self.evidence.forced[row]:
-            return self._layer_around(maker, call)
+            unseen = layer_around(self.structure, call.scope, maker)
+            return None if unseen is None else unseen.spot
         if call.parent is not None:
             if self.pairs.isolated is None or self.evidence.forced[row]:
                 return None

@@ -7,12 +7,20 @@ layer, while the other side's is the sum over all uses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
+from tensortap.compare.judge.judgement import Judgement
+from tensortap.compare.judge.steps.calls import CallRows
+from tensortap.compare.judge.structure import Structure
+from tensortap.core.records import Finding
 
-__all__ = ["values_made_unseen"]
+__all__ = ["layer_around", "values_made_unseen", "without_unseen_gradients"]
+
+_RIGHT = ("equal", "close")
 
 
 def values_made_unseen(reference: Side, candidate: Side, alignment: Alignment) -> dict[int, str]:
@@ -39,3 +47,33 @@ def values_made_unseen(reference: Side, candidate: Side, alignment: Alignment) -
 def _call_and_path(side: Side, row: int) -> tuple[int, int, int, str, int, str]:
     call = int(side.rank[row]), int(side.step[row]), int(side.micro[row]), side.module[row], int(side.call[row])
     return *call, side.path[row].partition("~")[0]
+
+
+def layer_around(structure: Structure, scope: tuple[int, int, int], module: str) -> CallRows | None:
+    """Return the call of the innermost module around one that runs unseen, if gradients inside it are known."""
+    while module:
+        module = module.rpartition(".")[0]
+        if calls := structure.calls_of_module.get((scope, module), ()):
+            return calls[0] if structure.held_inside(calls[0]) else None
+    return None
+
+
+def without_unseen_gradients(
+    missing: Mapping[int, Finding], made_unseen: Mapping[int, str], structure: Structure, judgement: Judgement
+) -> dict[int, Finding]:
+    """Return the missing gradients without those of values that a layer makes unseen, if all gradients inside it are
+    right: its own code alone uses such a value."""
+    makers = {
+        (structure.scope[row][1:], structure.module[row], structure.number[row], structure.path[row]): maker
+        for row, maker in (made_unseen.items() if missing else ())
+        if structure.kind[row] == "output"
+    }
+    scopes = {structure.scope[row][1:]: structure.scope[row] for row in made_unseen} if makers else {}
+    found = {}
+    for row, end in missing.items():
+        at, key = (end.key.step, end.key.micro), end.key
+        maker = makers.get((at, key.module, key.call, key.path)) if key.kind == "grad_output" else None
+        layer = None if maker is None else layer_around(structure, scopes[at], maker)
+        if layer is None or not all(judgement.status[each] in _RIGHT for each in structure.held_inside(layer)):
+            found[row] = end
+    return found
