@@ -1,7 +1,8 @@
-"""Several models in one tap, by name."""
+"""Several models in one tap or check, by name."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -89,6 +90,33 @@ def test_comparisons_name_the_model(name: str) -> None:
     assert other.first.key.step == 0 and other.first.key.phase == "backward"
 
 
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_check_names_the_model(name: str, isolate: bool) -> None:
+    tap, _ = captured(name)
+    for slope in (1.0, 1.01):
+        gan = Gan(name, slope)
+        with tt.check(gan.models, tap.run, optimizer=gan.optimizers, isolate=isolate) as check:
+            for _ in range(3):
+                gan.step()
+        result = check.result
+        assert (result.verdict == "match") == (slope == 1.0), result.sentence
+        assert slope == 1.0 or (result.first is not None and result.first.module == "critic"), result.sentence
+
+
+def test_the_noise_of_several_models(tmp_path: Path) -> None:
+    tap, _ = captured("torch")
+    gan = Gan("torch")
+    critic = gan.models["critic"]
+    noise = tt.noise(
+        gan.models, lambda models: critic(models["type"](torch.ones(3, 2))).sum().backward(), tmp_path / "n"
+    )
+    with tt.check(gan.models, tap.run, optimizer=gan.optimizers, noise=noise) as check:
+        gan.step()
+    assert check.result.verdict == "match", check.result.sentence
+    with pytest.raises(UsageError, match="no common batch"):
+        tt.noise(gan.models, torch.ones(3, 2), tmp_path / "other")
+
+
 def test_evaluation_of_one_model_is_not_training() -> None:
     gan = Gan("torch")
     with tt.capture(gan.models, optimizer=gan.optimizers, on_error="raise") as tap:
@@ -103,8 +131,8 @@ def test_evaluation_of_one_model_is_not_training() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        (lambda net: [net, net], r'several by name: pass \{"generator"'),
-        (lambda net: {}, "empty dict"),
+        (lambda net: [net, net], r'by name: give \{"generator"'),
+        (lambda net: {}, "models is empty"),
         (lambda net: {"a.b": net}, "text without dots"),
         (lambda net: {3: net}, "3 cannot be the name"),
         (lambda net: {"a": net, "b": paddle.nn.Linear(2, 2)}, "several frameworks"),

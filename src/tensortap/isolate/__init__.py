@@ -46,6 +46,7 @@ def check(
 ) -> Check:
     """Compare a model with a reference while it runs. After the block, `result` is as from `tensortap.compare`.
 
+    model: a module, or several by name, as the reference was captured.
     isolate: feed every module the reference's recorded inputs in place of its own, compare its output, and pass on the
         reference's output; gradients likewise. Each module is judged alone, and errors of the code between modules are
         attributed to the container. False compares the run without replacing anything. The candidate is never stored.
@@ -141,7 +142,7 @@ def noise(
 ) -> Path:
     """Measure how far each record of a correct model moves when only rounding changes; write it to `path`.
 
-    model: the reference model, in the precision to be judged.
+    model: the reference model, in the precision to be judged; or several by name, as for `tensortap.capture`.
     work: a batch (a tensor, a tuple of arguments or a dict of keyword arguments), or a function of the model that does
         a forward and a backward as the user's step does. For a batch, backward starts at the loss if the model
         returns one, else at all outputs with random gradients.

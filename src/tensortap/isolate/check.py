@@ -13,6 +13,7 @@ from tensortap.capture.loop.detached import DetachedValues
 from tensortap.capture.loop.optimizers import Optimizers
 from tensortap.capture.loop.recomputed import Recomputations
 from tensortap.capture.messages import say
+from tensortap.capture.modules.models import one_model
 from tensortap.capture.modules.tree import Tree
 from tensortap.capture.observer import Observer, Sink
 from tensortap.capture.recording.slots import by_key
@@ -89,7 +90,7 @@ class Check(Observer):
         self._options = options
         self._result: Comparison | None = None
         self._comparator: Comparator | None = None
-        model = network_of(model)
+        model = network_of(one_model(model))
         framework = framework_of(model)
         if options.zoom_reference is not None:
             zooms().check_models((options.zoom_reference, model))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.capture import capture
+from tensortap.capture.modules.models import one_model
 from tensortap.capture.watching.flatten import open_value
 from tensortap.compare.judge.rules.rounding import EPSILON
 from tensortap.core.records import MODULE_KINDS
@@ -40,7 +41,9 @@ def measure_noise(
     """Run the model once unchanged and once for each seed; see `tensortap.noise`."""
     if seeds < 1:
         raise UsageError(f"seeds must be 1 or more, not {seeds}: each is a run with other random perturbations")
-    network = network_of(model)
+    if isinstance(model, Mapping) and not callable(work):
+        raise UsageError("several models have no common batch: pass a function of the dict that runs them")
+    network = network_of(one_model(model))
     framework = framework_of(network)
     reruns: Reruns = require(framework, Reruns, "measuring noise")
     run = work if callable(work) else lambda _: _forward_and_backward(framework, reruns, network, work)

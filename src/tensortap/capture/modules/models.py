@@ -1,4 +1,4 @@
-"""Several models in one tap: each is a part of a container that nothing calls."""
+"""Several models in one tap or check: each is a part of a container that nothing calls."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def one_model(model: Any) -> Any:
     Raise UsageError for a list of models, or for names that module names cannot have.
     """
     if isinstance(model, (list, tuple)):
-        raise UsageError(f"capture() takes one model, or several by name: pass {_EXAMPLE} instead of a list")
+        raise UsageError(f"several models are passed by name: give {_EXAMPLE} instead of a list")
     if not isinstance(model, Mapping):
         return model
     if not model:
-        raise UsageError(f"capture() got an empty dict: pass models by name, as in {_EXAMPLE}")
+        raise UsageError(f"the dict of models is empty: pass them by name, as in {_EXAMPLE}")
     for name in model:
         if not isinstance(name, str) or not name or "." in name:
-            raise UsageError(f"capture(): {name!r} cannot be the name of a model; use a text without dots")
+            raise UsageError(f"{name!r} cannot be the name of a model; use a text without dots")
     networks = {name: network_of(each) for name, each in model.items()}
     frameworks = [framework_of(each) for each in networks.values()]
     if len({framework.name for framework in frameworks}) > 1:
-        raise UsageError("capture() got models of several frameworks: tap those of each framework on their own")
+        raise UsageError("the models belong to several frameworks: tap those of each framework on their own")
     return frameworks[0].join(networks)

@@ -260,13 +260,13 @@ class PairJudge:
         such a model: it is given that gradient, and not the reference's.
         """
         call = self.structure.call_of(row) if self.structure.kind[row] == "grad_output" else None
-        if call is None or self.evidence.policy.fixed:
+        if call is None or self.evidence.policy.fixed or self.evidence.forced[row]:
             return None
-        if (maker := self.pairs.made_unseen.get(row)) is not None and not self.evidence.forced[row]:
+        if (maker := self.pairs.made_unseen.get(row)) is not None:
             unseen = layer_around(self.structure, call.scope, maker)
             return None if unseen is None else unseen.spot
         if call.parent is not None:
-            if self.pairs.isolated is None or self.evidence.forced[row]:
+            if self.pairs.isolated is None:
                 return None
             layer = self.structure.innermost(row, call)
             return layer.spot if not layer.children and self.structure.held_inside(layer) else None
