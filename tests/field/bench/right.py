@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
-from torch import Tensor
+from torch import Tensor, nn
 
 from field.kit.mistake import nothing
 from field.kit.patches import Apply, does, reads, trains
@@ -65,6 +65,16 @@ def _in_bf16(training: Training) -> None:
 
 def _compiled(module: str, backend: str = "inductor") -> Apply:
     return lambda training: training.model.get_submodule(module).compile(backend=backend)
+
+
+def _each_layer_compiled(training: Training) -> None:
+    """The layers of each outermost list are compiled on their own, as large models usually are."""
+    lists = [(name, each) for name, each in training.model.named_modules() if isinstance(each, nn.ModuleList)]
+    for name, layers in lists:
+        inner = any(name.startswith(f"{other}.") for other, _ in lists)
+        if not inner and all(any(layer.children()) for layer in layers):
+            for layer in layers:
+                layer.compile(backend="aot_eager")
 
 
 def _experts_in_a_batch(training: Training) -> None:
@@ -135,6 +145,13 @@ _NOT_COMPILED = (
     *("qwen3_next", "qwen3_5", "doge"),  # torch's compiler fails on their code
     "decision_transformer",  # the gradient of an unused output becomes zero instead of None, so its weights decay
 )
+_COMPILED_BY_LAYER = (
+    *("t5", "speecht5"),  # layers that return a value which they read
+    *("qwen2_moe", "flex_olmo", "mixtral", "jetmoe"),  # scores of routers in the loss
+    "gptj",  # layers that return what nothing reads
+    "moonshine_streaming",  # a value changed in place
+    *("llama", "bert", "vit", "whisper", "clip", "gpt_neox", "detr", "mamba", "qwen3_vl"),
+)
 _LATER_TRIALS = {family: of for trial in list(TRIALS.values())[1:] for family, of in trial.items()}
 _IMAGES = ("resnet", "mobilenet_v2", "convnext", "efficientnet", "hgnet", "swiftformer", "levit", "mobilevitv2")
 
@@ -188,6 +205,10 @@ def _right() -> Iterator[Right]:
         yield Right("micro batches", family, _split)
     for family in ("deepseek_v4", "gemma4", "nemotron_h", "mllama"):
         yield Right("fused norms", family, _fused_norms)
+    for family in _COMPILED_BY_LAYER:
+        yield Right("compiled layers", family, _each_layer_compiled)
+        if EVERY[family].short:
+            yield Right("compiled layers under autocast", family, _each_layer_compiled, common=AUTOCAST)
     yield Right("compiled layer", "modernbert_decoder", _compiled("model.layers.1", "aot_eager"))
     yield Right("compiled layer", "mllama", _compiled("model.vision_model.transformer.layers.0", "aot_eager"))
     yield Right("compiled layer", "dac", _compiled("decoder.block.0", "aot_eager"))
