@@ -296,3 +296,56 @@ def test_values_that_compiled_layers_show(
         assert result.first is not None and result.first.module == named, result.sentence
         if way == "isolated":
             assert {birth.module for birth in result.births} == {named}, result.sentence
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds a gradient to another bfloat16, as a sum in another order would."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        return scores.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        signs = torch.arange(gradient.numel()).remainder(2).reshape(gradient.shape) * 2 - 1
+        return (gradient.float() * (1 + 2**-8 * signs)).to(gradient.dtype)
+
+
+class Attention(nn.Module):
+    """The gradient of the keys' bias is zero in theory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.is_rounded = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 4
+        if self.is_rounded:
+            scores = Rounded.apply(scores)
+        return self.norm(x + scores.softmax(-1) @ self.value(x))
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(False, "match"), (True, "diverged")])
+def test_a_bias_that_cancels_out_in_a_layer_of_another_precision(tmp_path: Path, wrong: bool, verdict: str) -> None:
+    """Both sides compute in bfloat16, one with a gradient that is rounded otherwise; nothing inside is recorded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(), nn.Linear(16, 4))
+    x = torch.randn(4, 12, 16, generator=torch.Generator().manual_seed(1))
+    kinds = ("input", "output", "grad_input", "grad_output", "param_grad")
+    for name in ("eager", "compiled"):
+        if name == "compiled":
+            model.zero_grad()
+            model[0].is_rounded = True
+            model[0].compile(backend="aot_eager")
+            if wrong:
+                model[0].key.weight.register_hook(lambda gradient: gradient * 1.5)
+        with tt.capture(model, tmp_path / name, kinds=kinds, keep="tensors"), torch.autocast("cpu", torch.bfloat16):
+            model(x).float().square().mean().backward()
+    result = tt.compare(tmp_path / "eager", tmp_path / "compiled")
+    assert result.verdict == verdict, result.sentence
+    status = {
+        (row["module"], row["path"]): row["status"] for row in result.table.to_pylist() if row["kind"] == "param_grad"
+    }
+    assert (status["0.key", "bias"] == "close") != wrong

@@ -36,7 +36,12 @@ from tensortap.compare.judge.rules.names import (
     UNSEEN_USE,
 )
 from tensortap.compare.judge.rules.tolerance import find_tolerance, is_drowned
-from tensortap.compare.judge.rules.unseen import CANCELLED_LOSS, doubt_unseen_code, explain_by_unseen_code
+from tensortap.compare.judge.rules.unseen import (
+    CANCELLED_LOSS,
+    CANCELS_INSIDE,
+    doubt_unseen_code,
+    explain_by_unseen_code,
+)
 from tensortap.compare.judge.steps.calls import Spot
 from tensortap.compare.judge.ties import Ties
 from tensortap.compare.judge.unseen_makers import layer_around
@@ -283,7 +288,7 @@ class PairJudge:
         """Note a gradient that needs more tolerance than any but one that cancels out gets, and what is made of it."""
         if self.evidence.error[row] <= MOST_ASSUMED:
             return
-        noisy = self.rule[row] in (CANCELLED_GRADIENT, CANCELLED_ERROR, CANCELLED_SUM)
+        noisy = self.rule[row] in (CANCELLED_GRADIENT, CANCELLED_ERROR, CANCELLED_SUM, CANCELS_INSIDE)
         if noisy or JudgedPair(self.evidence, row, sources, 0.0).cancels:
             self._cancelling.add(row)
             return

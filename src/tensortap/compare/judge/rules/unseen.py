@@ -15,6 +15,7 @@ from tensortap.core.records import GRADIENT_KINDS
 
 __all__ = [
     "CANCELLED_LOSS",
+    "CANCELS_INSIDE",
     "EXPONENTS_OF_LOSS",
     "FITTED",
     "KINKS_INSIDE",
@@ -48,6 +49,9 @@ UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 MOVED_WITHIN_STEP = "error of parameters that changed within the step, after they were recorded"
 READ_BY_CODE = "error of the values that the code around a module reads"
+CANCELS_INSIDE = (
+    "it is as small as rounding beside the gradient of its module's matrix, and what it sums was not recorded"
+)
 SATURATED = "error that came in, of large numbers that code takes bounded functions of"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
@@ -145,6 +149,20 @@ def _kinks_inside(pair: JudgedPair) -> float:
     off = (1 + len(layers)) * max(*known, EPSILON["float32"])
     one = 1 / max(int(evidence.pairs.elements[row]) for row in around)
     return float(_BY_KINKS * max(off, one) ** 0.5)
+
+
+def _cancels_inside(pair: JudgedPair) -> float:
+    """A vector's gradient may be zero in theory, as that of a key's bias. In a layer that runs unseen, what it sums was
+    not recorded, but the gradient of the matrix of its module is a sum of the same: that shows how much rounding is."""
+    evidence, structure = pair.evidence, pair.evidence.structure
+    place = structure.scope[pair.row], structure.module[pair.row]
+    if pair.kind != "param_grad" or not pair.is_vector or structure.calls_of_module.get(place):
+        return 0.0
+    own = structure.own_gradients.get(place, ())
+    matrices = [row for row in own if evidence.pairs.dimensions[row] > 1 and not evidence.wrong[row]]
+    largest = max((float(evidence.pairs.l2[row]) for row in matrices), default=0.0)
+    rounding = max(pair.base, evidence.short_rounding) * largest / pair.l2
+    return rounding if rounding >= 1 else 0.0  # all of it is rounding
 
 
 def _is_doubtful_inside(pair: JudgedPair, error: float) -> bool:
@@ -396,4 +414,5 @@ _AMOUNTS = (
     (CANCELLED_LOSS, _cancelled_scalar),
     (CANCELLED_LOSS, _gradient_of_scalar),
     (UNRECORDED_TERMS, _unrecorded_terms),
+    (CANCELS_INSIDE, _cancels_inside),
 )
