@@ -104,9 +104,9 @@ def test_a_check_in_float16_with_a_scaler_matches_float32(isolate: bool) -> None
 @_ISOLATED
 @pytest.mark.parametrize("mistake", ["not scaled", "not unscaled"])
 def test_a_check_finds_a_scaler_that_is_used_halfway(isolate: bool, mistake: str) -> None:
+    """A loss that goes back as it is has gradients as large as the reference's, until they are unscaled."""
     found = checked(recorded("tensors"), 1024.0, mistake=mistake, isolate=isolate)
-    assert found.first is not None, found.sentence
-    assert found.first.key.kind == ("grad_output" if mistake == "not scaled" else "step_grad"), found.sentence
+    assert found.first is not None and found.first.key.kind == "step_grad", found.sentence
 
 
 def test_the_truth_of_scaled_gradients_is_that_of_the_reference() -> None:
@@ -114,6 +114,37 @@ def test_the_truth_of_scaled_gradients_is_that_of_the_reference() -> None:
     assert found.verdict == "match", found.sentence
     half = checked(recorded("tensors"), 4096.0, torch.bfloat16, truth="float64")
     assert half.verdict == "imprecise", half.sentence
+
+
+@_ISOLATED
+@pytest.mark.parametrize("order", ["before", "after", "between"])
+def test_the_scaler_of_another_model_is_not_that_of_the_checked_one(isolate: bool, order: str) -> None:
+    """A loss has the scale of the scaler that multiplied it, whichever came last."""
+    reference = recorded("tensors")
+    for scale in (1.0, 1024.0):
+        model, optimizer = build()
+        other, scaler = nn.Linear(16, 1), torch.amp.GradScaler("cpu", init_scale=64.0)
+        own = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
+        with tt.check(model, reference, optimizer=optimizer, isolate=isolate) as check:
+            for seed in range(2):
+                x = torch.randn(24, 16, generator=torch.Generator().manual_seed(seed))
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), torch.arange(24) % 4)
+                other_loss = other(x).square().mean()
+                if order == "before":
+                    scaler.scale(other_loss).backward()
+                losses = own.scale([loss])
+                if order == "between":
+                    losses.append(scaler.scale(other_loss))
+                for each in losses:
+                    each.backward()
+                if order == "after":
+                    scaler.scale(other_loss).backward()
+                own.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                own.step(optimizer)
+                own.update()
+        assert check.result.verdict == "match", check.result.sentence
 
 
 def test_a_check_says_that_the_scale_of_the_reference_is_not_known() -> None:

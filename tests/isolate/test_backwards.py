@@ -105,8 +105,61 @@ def test_only_so_many_first_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     keys = [Key(0, 0, "backward", name, 0, "grad_output", "0") for name in ("a", "b")]
     for row, key in enumerate(keys):
         parts.keep(PartialGradient(key, row, found, values))
-    later = [key._replace(path="0~2") for key in keys]
-    total = parts.add(later[0], values)
-    assert total is not None and total.values.tolist() == [2.0] * 8 and values.tolist() == [1.0] * 8
-    assert parts.add(later[1], values) is None
-    assert parts.was_added(later[0]) and not parts.was_added(later[1])
+    later, recorded = [key._replace(path="0~2") for key in keys], lambda found: 3 * values
+    total = parts.add(later[0], values, recorded)
+    assert total is not None and total.values is not None
+    assert total.values.tolist() == [2.0] * 8 and values.tolist() == [1.0] * 8
+    lost = parts.add(later[1], values, recorded)
+    assert lost is not None and lost.values is None and lost.is_lost
+    equal = Key(0, 0, "backward", "c", 0, "grad_output", "0")
+    parts.keep(PartialGradient(equal, 2, found, None))
+    total = parts.add(equal._replace(path="0~2"), values, recorded)
+    assert total is not None and total.values is not None and total.values.tolist() == [4.0] * 8
+    assert parts.add(equal._replace(module="d", path="0~2"), values, recorded) is None
+    assert all(map(parts.was_added, later))
+
+
+def test_parts_that_are_too_many_to_keep_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backwards, "_MOST_BYTES", 600)
+    result = checked(tmp_path / "run", (1, 2), isolate=False)
+    assert result.verdict != "diverged", result.sentence
+    assert any(row["status"] == "unjudged" for row in result.table.to_pylist())
+
+
+@_ISOLATED
+@pytest.mark.parametrize("terms", [(1, "twice"), (2, "missing")])
+def test_a_backward_that_runs_twice_or_not_at_all(tmp_path: Path, isolate: bool, terms: tuple[int, str]) -> None:
+    """Without an optimizer, only the gradients show it."""
+
+    def run(model: TwoHeads, times: int | str) -> None:
+        one, other = model(torch.randn(24, 16, generator=torch.Generator().manual_seed(0)))
+        losses = [F.cross_entropy(one, torch.arange(24) % 4), other.square().mean()]
+        if times == 1:
+            losses[0].backward()
+            return
+        losses[0].backward(retain_graph=True)
+        if times == 2:
+            losses[1].backward()
+        elif times == "twice":
+            losses[0].backward()
+
+    kinds = KINDS[:-1]
+    model = build()[0]
+    with tt.capture(model, tmp_path / "run", keep="tensors", kinds=kinds):
+        run(model, terms[0])
+    model = build()[0]
+    with tt.check(model, tmp_path / "run", isolate=isolate) as check:
+        run(model, terms[1])
+    assert check.result.verdict == "diverged", check.result.sentence
+
+
+@_ISOLATED
+def test_a_gradient_of_one_backward_that_is_not_finite_is_judged(tmp_path: Path, isolate: bool) -> None:
+    model, optimizer = build()
+    with tt.capture(model, tmp_path / "run", keep="tensors", kinds=KINDS, optimizer=optimizer):
+        train(model, optimizer, 2)
+    model, optimizer = build()
+    model.body[1].register_full_backward_hook(lambda module, sent, got: (sent[0] * float("nan"),))
+    with tt.check(model, tmp_path / "run", optimizer=optimizer, isolate=isolate) as check:
+        train(model, optimizer, 1)
+    assert check.result.verdict == "diverged", check.result.sentence

@@ -151,8 +151,11 @@ class OptimizerSteps(Protocol):
 class LossScaling(Protocol):
     """Gradient scalers, which multiply a loss before its backward."""
 
-    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
-        """Call back with the scale each time a scaler has multiplied a loss; with 1 if the scaler is disabled."""
+    def on_scaled_backward(self, begins: Callable[[float], None], ends: Callable[[], None]) -> Remove:
+        """Call back around each backward of a loss that a scaler has multiplied; with its scale, 1 if it is disabled.
+
+        A framework that does not show when a backward ends never calls `ends`.
+        """
 
 
 class DeviceMark(Protocol):

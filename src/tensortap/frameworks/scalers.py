@@ -59,13 +59,13 @@ class _Replaced(Generic[Listener]):
         raise NotImplementedError
 
 
-class ScaledLosses(_Replaced[Callable[[Any], None]]):
-    """Calls listeners with the scaler after it has multiplied a loss."""
+class ScaledLosses(_Replaced[Callable[[Any, Any], None]]):
+    """Calls listeners with the scaler, and the loss that it has multiplied."""
 
     def _around(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
         for listener in list(self._listeners):
-            listener(scaler)
+            listener(scaler, result)
         return result
 
 

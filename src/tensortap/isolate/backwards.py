@@ -1,12 +1,13 @@
 """Gradients that one side sends in several backwards, one for each term of its loss, and the other in one.
 
 Only their sum is comparable. If the reference has several, the model's one is measured against their sum; see
-`ReferenceRecords.over_backwards`. If the model has several, the first is kept, as long as it differs from the
-reference's, and what comes later is added to it.
+`ReferenceRecords.over_backwards`. If the model has several, what comes later is added to the first. So a backward that
+runs twice, or not at all, shows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +28,14 @@ class PartialGradient(NamedTuple):
     key: Key
     row: int
     found: Counterpart
-    values: npt.NDArray[Any]
+    values: npt.NDArray[Any] | None
+    """None if they are the recorded ones, or were too many to keep."""
+    is_lost: bool = False
+    """Whether they were too many to keep."""
 
 
 class FirstParts:
-    """The gradients of a step that differ from the reference's, and may be parts of it."""
+    """The gradients of a step, each of which may be a part of the reference's, or be followed by another part."""
 
     def __init__(self) -> None:
         self._parts: dict[Key, PartialGradient] = {}
@@ -39,23 +43,29 @@ class FirstParts:
         self._added: set[Key] = set()
 
     def keep(self, part: PartialGradient) -> None:
-        """Keep a gradient that differs from the reference's."""
-        size = part.values.nbytes
-        if self._bytes + size <= _MOST_BYTES:
-            self._bytes += size
-            self._parts[part.key] = part._replace(values=np.array(part.values))
+        """Keep a gradient, with its values if it differs from the reference's."""
+        if part.values is not None and self._bytes + part.values.nbytes > _MOST_BYTES:
+            part = part._replace(values=None, is_lost=True)
+        elif part.values is not None:
+            self._bytes += part.values.nbytes
+            part = part._replace(values=np.array(part.values))
+        self._parts[part.key] = part
 
-    def add(self, key: Key, values: npt.NDArray[Any]) -> PartialGradient | None:
-        """Add a later part, whose path is numbered, to the first. Return the sum; None if the first was not kept."""
+    def add(
+        self, key: Key, values: npt.NDArray[Any], recorded: Callable[[Counterpart], npt.NDArray[Any]]
+    ) -> PartialGradient | None:
+        """Add a later part, whose path is numbered, to the first. Return the sum; None if there is no first."""
         first, _, number = key.path.partition("~")
         part = self._parts.get(key._replace(path=first)) if number else None
-        if part is None or part.values.shape != values.shape:
+        if part is None or part.found.shape != values.shape:
             return None
         self._added.add(key)
-        wide = np.promote_types(part.values.dtype, np.float32)
-        total = (part.values.astype(wide) + values.astype(wide)).astype(part.values.dtype)
-        self._parts[part.key] = part._replace(values=total)
-        return self._parts[part.key]
+        if not part.is_lost:
+            before = recorded(part.found) if part.values is None else part.values
+            wide = np.promote_types(before.dtype, np.float32)
+            part = part._replace(values=(before.astype(wide) + values.astype(wide)).astype(before.dtype))
+            self._parts[part.key] = part
+        return part
 
     def was_added(self, key: Key) -> bool:
         return key in self._added

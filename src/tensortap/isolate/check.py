@@ -168,11 +168,11 @@ class Check(Observer):
     def _watch(self, sink: Sink, chosen: list[str], optimizer: Any, undo: ExitStack) -> None:
         super()._watch(sink, chosen, optimizer, undo)
         scaling: LossScaling = require(self._framework, LossScaling, "a check")
-        undo.callback(scaling.on_scaled_loss(self._guard(self._loss_scaled)))
+        undo.callback(scaling.on_scaled_backward(self._guard(self._scaled_backward_begins), self._loss_scale.end))
 
-    def _loss_scaled(self, scale: float) -> None:
-        """Take note of a scaler's scale, by which all gradients of the model are larger."""
-        if not self._loss_scale.scaled(self._clock.step, scale) and scale != 1:
+    def _scaled_backward_begins(self, scale: float) -> None:
+        """Take note of a scaler's scale, by which all gradients of a backward are larger."""
+        if not self._loss_scale.begin(self._clock.step, scale) and scale != 1:
             self._book.notice(
                 f"a scaler multiplies the loss by {scale:g}, and the reference does not tell whether one did the same: "
                 "capture it with optimizer="

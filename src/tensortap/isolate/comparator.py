@@ -62,6 +62,8 @@ class Comparator:
         """Row → difference from the reference, if it was measured element by element."""
         self.shares: set[int] = set()
         """Rows that were measured against a share of the recorded gradient."""
+        self._nonfinite: set[int] = set()
+        """Rows with elements that are not finite."""
         self.parts: set[int] = set()
         """Rows of gradients of one backward alone; see `is_part`."""
         self._summed_calls: set[tuple[object, ...]] = set()
@@ -153,6 +155,8 @@ class Comparator:
         summary = summarize(array)
         found = self._reference.get(key)
         row = len(self.run)
+        if summary.nan or summary.posinf or summary.neginf:
+            self._nonfinite.add(row)
         if found is not None and found.location is not None and found.shape == array.shape:
             equal = summary.digest == found.digest and dtype == found.dtype
             if array.dtype.kind in "iu":
@@ -173,17 +177,19 @@ class Comparator:
                     self._summed_calls.add(_call_of(key))
             elif not equal:
                 self._measure_pair(row, key, found, array)
-                if key.kind in GRADIENT_KINDS and row in self._off:
-                    self._first_parts.keep(PartialGradient(key, row, found, array))
                 self._find_other_gelu(row, key, found, array)
                 # The gradient that arrives at a compiled layer lacks what its own code adds inside the graph.
                 if not (site.compiled and key.kind == "grad_output" and row in self._off):
                     self.differs(row, key, array)
+            # What a call sends is recorded once, so that a later part of it is only known if the first lacks it.
+            is_first = key.kind in GRADIENT_KINDS and row not in self.shares
+            if is_first and (key.kind != "grad_input" or row in self._off):
+                self._first_parts.keep(PartialGradient(key, row, found, array if row in self._off else None))
             summary = replace(summary, sketch=_NO_SKETCH)  # needed only if the reference kept no tensor
         elif found is not None and found.location is not None and key.kind == "input":
             self._take_mask(row, key, reshaped_mask_difference(self._reference.values(found), array))
-        elif found is None and (total := self._first_parts.add(key, array)) is not None:
-            self._measure_again(total)
+        elif found is None:
+            self._add_part(key, array)
         if found is not None and found.location is not None and key.phase == "forward" and dtype in SHORT_DTYPES:
             self._note_given(key, found)
         self._rows[key] = row
@@ -198,13 +204,25 @@ class Comparator:
         """Whether a gradient is that of one backward alone on one side, where only the sum over all is comparable: what
         a call sends is recorded once."""
         return (
-            key.kind == "grad_input" and _call_of(key) in self._summed_calls and self._rows.get(key) not in self.shares
+            key.kind == "grad_input"
+            and _call_of(key) in self._summed_calls
+            and self._rows.get(key) not in self.shares | self._nonfinite
         )
+
+    def _add_part(self, key: Key, array: npt.NDArray[Any]) -> None:
+        """Add a gradient that the reference has not to that of an earlier backward, and measure their sum."""
+        if (key.step, key.micro) not in self.differentiated:
+            total = self._first_parts.add(key, array, self._reference.values)
+            if total is not None:
+                self._measure_again(total)
 
     def _measure_again(self, part: PartialGradient) -> None:
         """Measure a gradient of several backwards by its sum so far."""
         self.shares.add(part.row)
         self._summed_calls.add(_call_of(part.key))
+        if part.values is None:  # too many to keep
+            self.parts.add(part.row)
+            return
         self._off.discard(part.row)
         self.kinks.pop(part.row, None)
         self.unpassed.discard(part.row)
@@ -266,7 +284,22 @@ class Comparator:
         if (row := self._rows.get(key)) is not None:
             self.forced.add(row)
 
+    def _measure_lone_parts(self) -> None:
+        """Measure gradients that match the first of the reference's backwards, and whose others never came, by all."""
+        for key, row in list(self._rows.items()):
+            whole = self._reference.over_backwards(key) if key.kind in GRADIENT_KINDS else None
+            if (
+                whole is None
+                or row in self.shares
+                or row in self._off
+                or key._replace(path=f"{key.path}~2") in self._rows
+            ):
+                continue
+            self.shares.add(row)
+            self._measure_pair(row, key, whole, self._reference.values(whole.parts[0]))
+
     def end_step(self, step: int, book: CoverageBook) -> None:
+        self._measure_lone_parts()
         self.parts |= {row for key, row in self._rows.items() if self.is_part(key)}
         self._summed_calls.clear()
         self._keys.clear()

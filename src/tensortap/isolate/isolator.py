@@ -398,7 +398,8 @@ class Isolator(Watcher):
     def _share(self, boundary: CallBoundary) -> Counterpart | None:
         """Return the share of a gradient that comes from outside a compiled layer: what its code inside the graph does
         with its own outputs does not arrive at them."""
-        if not (boundary.site.compiled and boundary.site.name):
+        name = boundary.site.name
+        if not (boundary.site.compiled and name and self._reference.shows_inside(name)):
             return None
         return self._reference.from_outside(boundary.keys[0]._replace(phase="backward", kind="grad_output"))
 

@@ -23,14 +23,18 @@ class LossScale:
         self._reference = reference
         self._rank = rank
         self._own = -1, 1.0
-        """A step, and the last scale of a loss in it."""
+        """A step, and the scale of the loss whose backward runs in it."""
         self._known: dict[int, float | None] = {}
         """Step → scale of the reference; None if it is not known."""
 
-    def scaled(self, step: int, scale: float) -> bool:
-        """Take note of a scaled loss. Return whether the reference tells its own scale."""
+    def begin(self, step: int, scale: float) -> bool:
+        """Take note that the backward of a scaled loss begins. Return whether the reference tells its own scale."""
         self._own = step, scale
         return self._of_reference(step) is not None
+
+    def end(self) -> None:
+        """Take note that it is over: that of another loss may have no scale."""
+        self._own = -1, 1.0
 
     def factor(self, step: int) -> float:
         """Return the model's scale divided by the reference's; 1 if that one is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +137,16 @@ class ReferenceRecords:
         given = [each for each in self._given_to.get((key.micro, output.tensor), ()) if not is_within(each.module, own)]
         users = {each.module for each in given}
         return [each for each in given if not any(is_within(each.module, user) for user in users)]
+
+    def shows_inside(self, name: str) -> bool:
+        """Whether modules inside one were seen to run: else its recorded gradients lack the inner share, too."""
+        own = self.rename(name)
+        return any(is_within(module, own) for module in self._called)
+
+    @cached_property
+    def _called(self) -> frozenset[str]:
+        outputs = self._rows.filter(pc.equal(self._rows.column("kind"), "output"))
+        return frozenset(pc.unique(outputs.column("module")).to_pylist())
 
     def makers(self, of: Key) -> list[str]:
         """Return the modules that return the value of an output, in the reference's names."""

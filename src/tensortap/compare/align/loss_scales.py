@@ -39,10 +39,10 @@ def _scale(side: Side, step: int) -> float | None:
 
 
 def loss_scale(run: Run, rank: int, step: int) -> float | None:
-    """Return the scale of a rank's step; 1 without a scaler, None if it is not known."""
+    """Return the scale of a rank's step; 1 without a scaler, None if it is not known, or not one for all optimizers."""
     facts = run.loop(rank)
     if not facts.subjects("optimizer"):
         return None
-    values = [facts.value("scaler", step, of) for of in facts.subjects("scaler")]
-    scales = {float(value["scale"]) for value in values if value and value.get("scale")}
-    return (scales or {1.0}).pop() if len(scales) < 2 else None
+    values = [facts.value("scaler", step, of) for of in facts.subjects("optimizer")]
+    scales = {float(value["scale"]) if value and value.get("scale") else 1.0 for value in values}
+    return scales.pop() if len(scales) == 1 else None

@@ -72,8 +72,8 @@ class PaddleOptimizers:
         main = getattr(parameter, "main_grad", None)  # of master-grad training, which clears the other
         return parameter.grad if main is None else main
 
-    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
-        return _SCALED_LOSSES.watch(paddle.amp.GradScaler, lambda scaler: seen(_scale_of(scaler) or 1.0))
+    def on_scaled_backward(self, begins: Callable[[float], None], ends: Callable[[], None]) -> Remove:
+        return _SCALED_LOSSES.watch(paddle.amp.GradScaler, lambda scaler, _: begins(_scale_of(scaler) or 1.0))
 
 
 class _StepWatch:

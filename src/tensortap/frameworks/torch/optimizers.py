@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tensortap.errors import UsageError
 from tensortap.frameworks.base import Remove
@@ -60,8 +61,21 @@ class TorchOptimizers:
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
         return parameter.grad
 
-    def on_scaled_loss(self, seen: Callable[[float], None]) -> Remove:
-        return _SCALED_LOSSES.watch(torch.amp.GradScaler, lambda scaler: seen(float(scaler.get_scale())))
+    def on_scaled_backward(self, begins: Callable[[float], None], ends: Callable[[], None]) -> Remove:
+        def scaled(scaler: Any, losses: Any) -> None:
+            scale = float(scaler.get_scale())
+
+            def begun(gradient: torch.Tensor) -> None:
+                begins(scale)
+                # Queued again when it is called, so that it comes after what others queue in this backward.
+                queue = torch.autograd.Variable._execution_engine.queue_callback
+                queue(lambda: queue(ends))
+
+            for loss in tree_leaves(losses):
+                if isinstance(loss, torch.Tensor) and loss.requires_grad:
+                    loss.register_hook(begun)
+
+        return _SCALED_LOSSES.watch(torch.amp.GradScaler, scaled)
 
 
 class _StepWatch:

@@ -60,6 +60,8 @@ _OF_EACH_NORM = 2.0
 some of these had two positions only."""
 _OF_TWO_SIDES = 2.0
 """Epsilons by which two short numbers differ that both sides made in several sums, each of which is rounded."""
+_OF_A_COLUMN = 4.0
+"""Times the rounding of a mean column of a matrix's gradient that the gradient of its bias may be off by."""
 _ROUNDINGS_OF_LOSS = 4.0
 """Epsilons by which a probability may be off: two sides, each with an exponential and a division."""
 _PART_OF_STEP = 1 / 4
@@ -153,15 +155,17 @@ def _kinks_inside(pair: JudgedPair) -> float:
 
 def _cancels_inside(pair: JudgedPair) -> float:
     """A vector's gradient may be zero in theory, as that of a key's bias. In a layer that runs unseen, what it sums was
-    not recorded, but the gradient of the matrix of its module is a sum of the same: that shows how much rounding is."""
+    not recorded, but the gradient of the matrix of its module sums the same, times each input: its mean column shows
+    how much rounding is."""
     evidence, structure = pair.evidence, pair.evidence.structure
     place = structure.scope[pair.row], structure.module[pair.row]
     if pair.kind != "param_grad" or not pair.is_vector or structure.calls_of_module.get(place):
         return 0.0
     own = structure.own_gradients.get(place, ())
     matrices = [row for row in own if evidence.pairs.dimensions[row] > 1 and not evidence.wrong[row]]
-    largest = max((float(evidence.pairs.l2[row]) for row in matrices), default=0.0)
-    rounding = max(pair.base, evidence.short_rounding) * largest / pair.l2
+    sizes, elements = evidence.pairs.l2, evidence.pairs.elements
+    columns = [float(sizes[row]) / max(1.0, elements[row] / elements[pair.row]) ** 0.5 for row in matrices]
+    rounding = _OF_A_COLUMN * max(pair.base, evidence.short_rounding) * max(columns, default=0.0) / pair.l2
     return rounding if rounding >= 1 else 0.0  # all of it is rounding
 
 
