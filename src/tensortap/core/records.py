@@ -32,6 +32,7 @@ __all__ = [
     "KINDS",
     "MODULE_KINDS",
     "PHASES",
+    "RIGHT_STATUSES",
     "STATE_KINDS",
     "STATUSES",
     "WRONG_STATUSES",
@@ -74,6 +75,7 @@ MODULE_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != "operato
 """Kinds of records of modules, which `capture(kinds=...)` chooses from."""
 ALL_FROZEN = "all its parameters are frozen"
 """Reason in the coverage of a module that gets no gradient."""
+RIGHT_STATUSES: tuple[str, ...] = ("equal", "close")
 WRONG_STATUSES: tuple[str, ...] = ("diverged", "nonfinite", "shape")
 """Statuses of a wrong pair."""
 GRADIENT_KINDS = ("grad_output", "grad_input", "param_grad")

@@ -206,7 +206,8 @@ class Comparator:
         return (
             key.kind == "grad_input"
             and _call_of(key) in self._summed_calls
-            and self._rows.get(key) not in self.shares | self._nonfinite
+            and self._rows.get(key) not in self.shares
+            and self._rows.get(key) not in self._nonfinite
         )
 
     def _add_part(self, key: Key, array: npt.NDArray[Any]) -> None:
@@ -287,13 +288,10 @@ class Comparator:
     def _measure_lone_parts(self) -> None:
         """Measure gradients that match the first of the reference's backwards, and whose others never came, by all."""
         for key, row in list(self._rows.items()):
-            whole = self._reference.over_backwards(key) if key.kind in GRADIENT_KINDS else None
-            if (
-                whole is None
-                or row in self.shares
-                or row in self._off
-                or key._replace(path=f"{key.path}~2") in self._rows
-            ):
+            if key.kind not in GRADIENT_KINDS or row in self.shares or row in self._off:
+                continue
+            whole = self._reference.over_backwards(key)
+            if whole is None or key._replace(path=f"{key.path}~2") in self._rows:
                 continue
             self.shares.add(row)
             self._measure_pair(row, key, whole, self._reference.values(whole.parts[0]))

@@ -44,8 +44,6 @@ from tensortap.compare.judge.unpassed import UNPASSED, find_unpassed
 from tensortap.compare.judge.unread import find_unread
 from tensortap.compare.judge.unseen_makers import without_unseen_gradients
 from tensortap.compare.matched import Matched
-from tensortap.compare.measure.kinks import CrossedKink
-from tensortap.compare.measure.masks import MaskDifference
 from tensortap.compare.measure.measures import estimate, prepare
 from tensortap.compare.measure.noise import as_one, noise_of
 from tensortap.compare.options import ComparisonOptions
@@ -54,9 +52,9 @@ from tensortap.compare.say.conclusion import conclude
 from tensortap.compare.say.formatting import listed
 from tensortap.core.causes import Cause
 from tensortap.core.records import GRADIENT_KINDS, MODULE_KINDS, Comparison, display_name
-from tensortap.isolate.choices import LiveChoiceReader, LiveChoices
+from tensortap.isolate.choices import LiveChoiceReader
+from tensortap.isolate.comparator import Comparator
 from tensortap.isolate.truth import FLOAT64, Truth
-from tensortap.kernels.pairs.reference import PairMeasure
 from tensortap.store import Run
 
 __all__ = ["conclude_live"]
@@ -66,24 +64,14 @@ _MOST_NAMED = 4
 
 def conclude_live(
     reference: Run,
-    candidate: Run,
-    measured: Mapping[int, PairMeasure],
-    masks: Mapping[int, MaskDifference],
-    shown: Mapping[int, bool],
-    kinks: Mapping[int, CrossedKink],
-    step_noise: Mapping[int, float],
-    unpassed: Collection[int],
-    shares: Collection[int],
-    parts: Collection[int],
-    reordered: Collection[int],
-    choices: LiveChoices,
-    other_gelus: Collection[int],
+    seen: Comparator,
     isolation: Isolation | None,
     parameters: Parameters,
     options: ComparisonOptions,
     truth: Truth | None = None,
 ) -> Comparison:
-    """Judge what was measured, given by the candidate's rows. `isolation` is None in a free run."""
+    """Judge what a comparator has measured. `isolation` is None in a free run."""
+    candidate = seen.run
     renames = Renames.of(options.rename)
     right = Side(candidate, Scope(options.modules, rename=renames))
     backward = any(kind in GRADIENT_KINDS for kind in right.kind.words)
@@ -97,36 +85,36 @@ def conclude_live(
     measures = prepare(left, right, alignment)
     rows: list[int] = right.row[alignment.candidate].tolist()
     for pair, row in enumerate(rows):
-        if row in shown:
-            measures.take_shown(pair, measured[row], shown[row])
-        elif row in measured:
-            measures.take(pair, measured[row])
-            if row in unpassed:
+        if row in seen.shown:
+            measures.take_shown(pair, seen.measured[row], seen.shown[row])
+        elif row in seen.measured:
+            measures.take(pair, seen.measured[row])
+            if row in seen.unpassed:
                 measures.limits[pair] = UNPASSED
-        if row in shares:  # the norms that were recorded are those of the whole gradient
+        if row in seen.shares:  # the norms that were recorded are those of the whole gradient
             measures.sides["reference"]["l2"][pair] = np.nan
-        if row in reordered:
+        if row in seen.reordered:
             measures.reordered.add(pair)
-        if row in masks and measures.equal[pair]:
-            measures.masks[pair] = masks[row]
-        elif row in masks:
-            measures.take_mask(pair, masks[row])
+        if row in seen.masks and measures.equal[pair]:
+            measures.masks[pair] = seen.masks[row]
+        elif row in seen.masks:
+            measures.take_mask(pair, seen.masks[row])
     estimate(measures, left, right, alignment, np.flatnonzero(~measures.exact & ~measures.reshaped))
     matched = Matched(left, right, alignment, measures, patterns=patterns)
     structure = Structure(left, alignment.reference)
     pairs = replace(
         pairs_of(matched),
-        kink_of=lambda pair: kinks.get(rows[pair]),
-        step_noise_of=lambda pair: step_noise.get(rows[pair]),
-        keeps_gradients=bool(step_noise),
+        kink_of=lambda pair: seen.kinks.get(rows[pair]),
+        step_noise_of=lambda pair: seen.step_noise.get(rows[pair]),
+        keeps_gradients=bool(seen.step_noise),
         is_reordered=lambda pair, allowed: pair in measures.reordered,
-        choices=LiveChoiceReader(choices, rows),
-        other_gelus={pair for pair, row in enumerate(rows) if row in other_gelus},
+        choices=LiveChoiceReader(seen.choices, rows),
+        other_gelus={pair for pair, row in enumerate(rows) if row in seen.other_gelus},
     )
     without = find_calls_without_gradient(matched, structure, free=isolation is None)
     with ExitStack() as files:
         noise = noise_of(matched, options, files)
-    of_one_backward = {pair for pair, row in enumerate(rows) if row in parts}
+    of_one_backward = {pair for pair, row in enumerate(rows) if row in seen.parts}
     measures.limits |= dict.fromkeys(of_one_backward, OTHER_BACKWARDS)
     if isolation is None:
         pairs = pairs.as_equal(of_one_backward, OTHER_BACKWARDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -61,6 +61,8 @@ class ReferenceRecords:
         """Micro step and number of a tensor → the inputs of modules that it is."""
         self._returned_by: dict[tuple[int, int], list[str]] = {}
         """Micro step and number of a tensor → the modules that return it."""
+        self._is_repeated = False
+        """Whether something in the step has several records, as gradients of several backwards do."""
         self._template: Record | None = None
         self._last: tuple[tuple[Location, tuple[int, ...]] | None, npt.NDArray[Any]] = (None, np.empty(0))
         self.modules: Collection[str] = set(pc.unique(self._rows.column("module")).to_pylist())
@@ -102,19 +104,17 @@ class ReferenceRecords:
 
     def get(self, key: Key) -> Counterpart | None:
         """Return the reference's record of a key; None if it has none."""
-        if key.step != self._step:
-            self._step, self._known = key.step, self._read_step(key.step)
-        return self._known.get(key._replace(module=self.rename(key.module)))
+        return self._records(key.step).get(key._replace(module=self.rename(key.module)))
 
     def over_backwards(self, key: Key) -> Counterpart | None:
         """Return the sum of a gradient's parts, if the reference has one for each of several backwards."""
-        first = self.get(key)
-        if first is None or "~" in key.path or self.get(key._replace(path=f"{key.path}~2")) is None:
+        self._records(key.step)
+        if not self._is_repeated or "~" in key.path or (first := self.get(key)) is None:
             return None
         parts = [first]
         while (more := self.get(key._replace(path=f"{key.path}~{len(parts) + 1}"))) is not None:
             parts.append(more)
-        if any(part.location is None or part.shape != first.shape for part in parts):
+        if len(parts) < 2 or any(part.location is None or part.shape != first.shape for part in parts):
             return None
         return first._replace(parts=tuple(parts), digest=0, l2=float("nan"))
 
@@ -173,6 +173,12 @@ class ReferenceRecords:
             self._last = place, self.run.load(record)
         return self._last[1]
 
+    def _records(self, step: int) -> Mapping[Key, Counterpart]:
+        """Return the records of a step, which stay known until another one is asked for."""
+        if step != self._step:
+            self._step, self._known = step, self._read_step(step)
+        return self._known
+
     def _read_step(self, step: int) -> dict[Key, Counterpart]:
         rows = self._rows.filter(pc.equal(self._rows.column("step"), pa.scalar(step, pa.int64())))
         keys = zip(*(rows.column(name).to_pylist() for name in Key._fields), strict=True)
@@ -181,9 +187,11 @@ class ReferenceRecords:
         self._coarsest.clear()
         self._given_to.clear()
         self._returned_by.clear()
+        self._is_repeated = False
         for key, (seq, cls, dtype, shape, tensor, digest, l2, *place) in zip(keys, columns, strict=True):
             location = None if place[0] is None else Location(*place)
             found.setdefault(Key(*key), Counterpart(seq, cls, dtype, tuple(shape), tensor, digest, l2, location))
+            self._is_repeated = self._is_repeated or "~" in key[6]
             if key[5] == "input":
                 self._given_to.setdefault((key[1], tensor), []).append(Key(*key))
             elif key[5] == "output":

@@ -15,7 +15,7 @@ from tensortap.compare.judge.steps.calls import CallRows, Spot
 from tensortap.compare.judge.structure import Structure
 from tensortap.core.arguments import ArgumentDifference
 from tensortap.core.causes import Cause
-from tensortap.core.records import WRONG_STATUSES, Difference, Finding, Key
+from tensortap.core.records import RIGHT_STATUSES, WRONG_STATUSES, Difference, Finding, Key
 
 __all__ = ["FindingBuilder", "find_births", "first_wrong_pair"]
 
@@ -111,7 +111,7 @@ class FindingBuilder:
     def _is_right(self, call: CallRows) -> bool:
         """Whether all that a call returns, and hands to the modules inside, is right."""
         made = [*call.of("output"), *(row for child in call.children for row in child.of("input"))]
-        return bool(made) and all(self.judgement.status[row] in ("equal", "close") for row in made)
+        return bool(made) and all(self.judgement.status[row] in RIGHT_STATUSES for row in made)
 
     def _cause(self, row: int, attribution: Attribution) -> Cause:
         container = self._container(row, attribution)

@@ -14,6 +14,7 @@ import numpy as np
 from tensortap.compare.align.alignment import Alignment
 from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judgement import Judgement
+from tensortap.core.records import RIGHT_STATUSES
 
 __all__ = ["all_judged_elsewhere"]
 
@@ -33,5 +34,5 @@ def all_judged_elsewhere(rows: Collection[int], judgement: Judgement, side: Side
         return False
     columns = side.rank, side.module.codes, side.kind.codes, side.path.codes, side.phase.codes, side.call
     slots = np.unique(np.stack([column[ours] for column in columns]), axis=1, return_inverse=True)[1].reshape(-1)
-    judged = np.unique(slots[judgement.having("equal", "close")])
+    judged = np.unique(slots[judgement.having(*RIGHT_STATUSES)])
     return bool(np.isin(slots[unjudged], judged).all())

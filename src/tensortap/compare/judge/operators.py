@@ -14,6 +14,7 @@ from tensortap.compare.judge.rules.names import ROUNDING
 from tensortap.compare.judge.rules.tolerance import find_tolerance
 from tensortap.compare.judge.steps.calls import CallRows
 from tensortap.compare.judge.structure import Structure
+from tensortap.core.records import RIGHT_STATUSES
 
 __all__ = ["OTHER_WAY", "judge_operators"]
 
@@ -24,7 +25,7 @@ def judge_operators(evidence: Evidence, status: list[str], rule: list[str], tole
     """Set status, rule and tolerance of the rows of operators, after all others were judged."""
     structure, pairs = evidence.structure, evidence.pairs
     for row in structure.operators:
-        if status[row] in ("equal", "close") or not (evidence.is_known(row) or pairs.reshaped[row]):
+        if status[row] in RIGHT_STATUSES or not (evidence.is_known(row) or pairs.reshaped[row]):
             continue
         call = structure.call_of(row)
         sources = [] if call is None else _sources(structure, call, row)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.structure import Structure
-from tensortap.core.records import WRONG_STATUSES, Finding
+from tensortap.core.records import RIGHT_STATUSES, WRONG_STATUSES, Finding
 from tensortap.kernels import difference
 from tensortap.kernels.pairs.reference import PairMeasure
 
@@ -54,7 +54,7 @@ def _passes_right(row: int, judgement: Judgement, structure: Structure) -> bool:
     inside = [each for each in structure.held_inside(call) if structure.kind[each] == "param_grad"]
     made = [*call.of("grad_input"), *own, *inside]
     found = {judgement.status[each] for each in made}
-    return bool(found & {"equal", "close"}) and not found & set(WRONG_STATUSES)
+    return not found.isdisjoint(RIGHT_STATUSES) and found.isdisjoint(WRONG_STATUSES)
 
 
 def measure_passed(output: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> PairMeasure | None:

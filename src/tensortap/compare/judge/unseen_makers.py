@@ -16,11 +16,9 @@ from tensortap.compare.align.side import Side
 from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.steps.calls import CallRows
 from tensortap.compare.judge.structure import Structure
-from tensortap.core.records import Finding
+from tensortap.core.records import RIGHT_STATUSES, Finding
 
 __all__ = ["layer_around", "values_made_unseen", "without_unseen_gradients"]
-
-_RIGHT = ("equal", "close")
 
 
 def values_made_unseen(reference: Side, candidate: Side, alignment: Alignment) -> dict[int, str]:
@@ -64,16 +62,15 @@ def without_unseen_gradients(
     """Return the missing gradients without those of values that a layer makes unseen, if all gradients inside it are
     right: its own code alone uses such a value."""
     makers = {
-        (structure.scope[row][1:], structure.module[row], structure.number[row], structure.path[row]): maker
+        (structure.scope[row], structure.module[row], structure.number[row], structure.path[row]): maker
         for row, maker in (made_unseen.items() if missing else ())
         if structure.kind[row] == "output"
     }
-    scopes = {structure.scope[row][1:]: structure.scope[row] for row in made_unseen} if makers else {}
     found = {}
     for row, end in missing.items():
-        at, key = (end.key.step, end.key.micro), end.key
-        maker = makers.get((at, key.module, key.call, key.path)) if key.kind == "grad_output" else None
-        layer = None if maker is None else layer_around(structure, scopes[at], maker)
-        if layer is None or not all(judgement.status[each] in _RIGHT for each in structure.held_inside(layer)):
+        key, scope = end.key, (end.rank, end.key.step, end.key.micro)
+        maker = makers.get((scope, key.module, key.call, key.path)) if key.kind == "grad_output" else None
+        layer = None if maker is None else layer_around(structure, scope, maker)
+        if layer is None or not all(judgement.status[each] in RIGHT_STATUSES for each in structure.held_inside(layer)):
             found[row] = end
     return found

@@ -19,7 +19,7 @@ from tensortap.compare.judge.judgement import Judgement
 from tensortap.compare.judge.pairs import Pairs
 from tensortap.compare.judge.structure import Structure
 from tensortap.compare.measure.measures import Measures
-from tensortap.core.records import GRADIENT_KINDS, WRONG_STATUSES, display_name
+from tensortap.core.records import GRADIENT_KINDS, RIGHT_STATUSES, WRONG_STATUSES, display_name
 from tensortap.mapping.model_mapping import ModelMapping
 
 __all__ = [
@@ -244,7 +244,7 @@ def _confirmed(judgement: Judgement, structure: Structure, known: Levels, doubtf
     last: dict[bool, tuple[int, int]] = {}
     for row in np.flatnonzero(known == CERTAIN).tolist():
         kind = structure.kind[row]
-        if judgement.status[row] in ("equal", "close") and kind in (*_FLOWING, *GRADIENT_KINDS):
+        if judgement.status[row] in RIGHT_STATUSES and kind in (*_FLOWING, *GRADIENT_KINDS):
             when = (structure.scope[row][1], structure.seq[row])
             last[kind in GRADIENT_KINDS] = max(last.get(kind in GRADIENT_KINDS, when), when)
     whens = ((structure.kind[row] in GRADIENT_KINDS, structure.scope[row][1], structure.seq[row]) for row in doubtful)

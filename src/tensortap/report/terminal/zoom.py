@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from tensortap.core.records import RIGHT_STATUSES
 from tensortap.report import wording
 from tensortap.report.terminal import table
 
@@ -44,7 +45,7 @@ def _around(rows: Sequence[Mapping[str, Any]], line: Mapping[str, Any] | None, v
         return line is not None and at is not None and (at["file"], at["line"]) == (line["file"], line["line"])
 
     places = [at for at, row in enumerate(rows) if is_named(row)]
-    places = places or [at for at, row in enumerate(rows) if row["status"] not in ("equal", "close")]
+    places = places or [at for at, row in enumerate(rows) if row["status"] not in RIGHT_STATUSES]
     first = places[0] if places else 0
     return rows[max(0, first - _AROUND) : first + _AROUND + 1]
 

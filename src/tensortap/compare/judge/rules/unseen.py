@@ -49,9 +49,7 @@ UNEVEN_STEPS = "many elements of its gradient are nearly zero, and noise decides
 SHORT_NORM = "rounding of the short dtype in which the norm is kept by which gradients are clipped"
 MOVED_WITHIN_STEP = "error of parameters that changed within the step, after they were recorded"
 READ_BY_CODE = "error of the values that the code around a module reads"
-CANCELS_INSIDE = (
-    "it is as small as rounding beside the gradient of its module's matrix, and what it sums was not recorded"
-)
+CANCELS_INSIDE = "rounding of what it sums, which was not recorded, beside the gradient of its module's matrix"
 SATURATED = "error that came in, of large numbers that code takes bounded functions of"
 OWN_SUMS = "rounding of sums over positions inside the own code of a module"
 
