@@ -87,8 +87,8 @@ def test_many_tensors_of_which_some_are_changed(
     tmp_path: Path, new_gpu: Any, change: Any, every: int, kinds: Any
 ) -> None:
     """More than one launch takes: where one ends must not matter."""
-    gpu = alike(tmp_path, new_gpu, lambda: Blocks(70, change(every)), kinds=kinds, classes="Linear")
-    assert max(gpu.gpu.together_) == 32
+    gpu = alike(tmp_path, new_gpu, lambda: Blocks(140, change(every)), kinds=kinds, classes="Linear")
+    assert max(gpu.gpu.together_) == MOST_TOGETHER
 
 
 def test_activations_that_work_in_place(tmp_path: Path, new_gpu: Any) -> None:

@@ -153,7 +153,7 @@ class FakeReader(CudaReader):
     @property
     def waited(self) -> int:
         """Number of tensors that were deferred."""
-        return sum(lane._came for lane in self._opened) - self._at_once
+        return sum(lane._waiting.came for lane in self._opened) - self._at_once
 
     def submit(self, *args: Any, **options: Any) -> Any:
         self._at_once += 1

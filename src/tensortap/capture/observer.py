@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from tensortap.capture.modules.model_changes import ModelChanges
 from tensortap.capture.modules.tree import NamesOf, Site, Tree
 from tensortap.capture.selection import Keep, Selection
 from tensortap.capture.watching.clock import Clock
-from tensortap.capture.watching.hook_guard import HookGuard
+from tensortap.capture.watching.hook_guard import HookGuard, new_lock
 from tensortap.capture.watching.inside import InsideCalls, InsideOptions
 from tensortap.capture.watching.modes import Modes
 from tensortap.capture.watching.watcher import Watcher
@@ -106,7 +105,7 @@ class Observer:
         self._selection = selection
         self._sink: Sink | None = None
         self._on_error = on_error
-        self._lock = threading.RLock()  # gradients may arrive on the engine's threads
+        self._lock = new_lock()  # gradients may arrive on the engine's threads
         self._guard = HookGuard(self._lock, self._handle, self._deliver_interrupt)
         self._clock = Clock()
         self._eager = eager

@@ -18,7 +18,7 @@ from tensortap.core.arguments import OpaqueValue
 from tensortap.core.host_copies import MemoryPinning
 from tensortap.errors import UsageError
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold, VisibleSketches
-from tensortap.frameworks.hooks import NativeHooks
+from tensortap.frameworks.hooks import ModuleCalls, NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = [
@@ -174,6 +174,10 @@ class Hooks(Protocol):
     @property
     def native_hooks(self) -> NativeHooks | None:
         """The objects with which the C code runs the hooks of `on_call`; None if only Python can run them."""
+
+    @property
+    def module_calls(self) -> ModuleCalls | None:
+        """The functions with which the C code runs whole calls of modules; None if only Python can run them."""
 
     def on_gradient(self, tensor: Any, seen: GradientCallback) -> Remove | None:
         """Call back when this tensor's gradient is known. Return None if the tensor takes no part in autograd."""

@@ -15,7 +15,7 @@ from tensortap.errors import UsageError
 from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, HostMemory, Identity, Remove
 from tensortap.frameworks.capabilities import DeviceMark
 from tensortap.frameworks.device_reader import DeviceReader, TokenHold, VisibleSketches
-from tensortap.frameworks.hooks import NativeHooks
+from tensortap.frameworks.hooks import ModuleCalls, NativeHooks
 from tensortap.frameworks.tensor_kind import TensorKind
 
 __all__ = ["FrameworkBase"]
@@ -185,6 +185,10 @@ class FrameworkBase:
 
     @property
     def native_hooks(self) -> NativeHooks | None:
+        return None
+
+    @property
+    def module_calls(self) -> ModuleCalls | None:
         return None
 
     def host_memory(self, tensor: Any, likely: TensorKind | None = None) -> HostMemory | None:

@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 __all__ = [
     "GRAPH_HOOK",
     "MODULE_NUMBER",
     "CallHook",
     "Detour",
+    "ModuleCalls",
     "NativeHooks",
     "RepeatableHooks",
     "innermost",
@@ -86,6 +87,19 @@ class NativeHooks(NamedTuple):
     flags: Mapping[str, Any]
     flag: str
     """Name of the entry of `flags` that is True while a graph is being traced."""
+
+
+class ModuleCalls(NamedTuple):
+    """The parts of a framework with which the C code runs whole calls of modules."""
+
+    call: Callable[..., Any]
+    """The Python function that runs the hooks of a module around its forward."""
+    finish: Callable[..., Any]
+    """Takes the module, positional and keyword arguments and result; runs all hooks after the forward, and returns the
+    result that they leave."""
+    fail: Callable[..., NoReturn]
+    """Raises an exception after the hooks that are always called. Takes it, the module, positional and keyword
+    arguments, and whether the hook after the call has run."""
 
 
 class Detour:

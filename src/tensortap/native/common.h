@@ -13,15 +13,17 @@
 #define MOST_PLAIN 8
 
 #define NAMES(X)                                                                                                      \
-    X(__dict__) X(_free) X(add) X(relation) X(_append_copy) X(_backward_hooks) X(_cdata) X(_finish)                   \
-    X(_cuda_getCurrentRawStream) X(_cuda_getDevice) X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id)       \
-    X(_is_view) X(_base) X(watch_view) X(_register_hook_dict) X(get_device) X(grad_fn) X(pop) X(_device_readers)      \
-    X(_end) X(_items_at) X(_next) X(_note_gradient) X(_read_due) X(_read_waiting) X(_references) X(_size)             \
-    X(_version) X(_weak_ref) X(acquire) X(backward) X(begin) X(begin_planned) X(check) X(clear) X(data_ptr)           \
-    X(detach) X(dtype) X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input)          \
-    X(is_contiguous) X(is_cpu) X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient) X(param_grad)            \
-    X(plain_tensors) X(recomputing) X(record_carefully) X(records_gradients) X(release) X(requires_grad) X(shape)     \
-    X(state) X(summary) X(take) X(untyped_storage) X(values) X(version) X(versions)
+    X(__dict__) X(_free) X(add) X(_backward_pre_hooks) X(_forward_hooks) X(relation) X(_append_copy)                  \
+    X(_backward_hooks) X(_cdata) X(_finish) X(_cuda_getCurrentRawStream) X(_cuda_getDevice)                           \
+    X(_cuda_isCurrentStreamCapturing) X(_current_graph_task_id) X(_is_view) X(_base) X(watch_view)                    \
+    X(_register_hook_dict) X(get_device) X(grad_fn) X(pop) X(_device_readers) X(_end) X(_items_at) X(_next)           \
+    X(_note_gradient) X(_read_due) X(_read_waiting) X(_references) X(_size) X(_forward_pre_hooks)                     \
+    X(_global_backward_hooks) X(_global_backward_pre_hooks) X(_global_forward_hooks) X(_global_forward_pre_hooks)     \
+    X(_version) X(_weak_ref) X(backward) X(begin) X(begin_planned) X(check) X(data_ptr) X(detach) X(dtype)            \
+    X(edges_of_planned) X(end) X(end_planned) X(forward) X(graph_task) X(handle) X(input) X(is_contiguous) X(is_cpu)  \
+    X(is_neg) X(is_leaf) X(note_planned_arguments) X(on_gradient) X(param_grad) X(plain_tensors) X(recomputing)       \
+    X(record_carefully) X(records_gradients) X(requires_grad) X(shape) X(state) X(summary) X(take)                    \
+    X(untyped_storage) X(values) X(version)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -53,7 +55,6 @@ static int make_names(void)
     X(PlannedEnd, reached_outputs) X(PlannedEnd, unchanged) X(PlannedEnd, callbacks) X(ModuleCall, autograd)          \
     X(ModuleCall, opens) X(ModuleCall, recomputed) X(Template, _node) X(Template, arguments)                          \
     X(Template, text) X(Site, name) X(HookGuard, interrupt) X(HookGuard, listening) X(HookGuard, lock)                \
-    X(HookGuard, seconds)                                                                                             \
     X(Placer, batch) X(SlotPlacement, base) X(SlotPlacement, batch) X(SlotPlacement, number) X(SlotPlacement, shape)
 #define CLASSES(X)                                                                                                    \
     X(RecordSlot) X(TensorKind) X(CopiedTensor) X(Recorder) X(HostRows) X(PlannedCall) X(PlannedEnd) X(ModuleCall)    \
@@ -62,8 +63,8 @@ static int make_names(void)
 /* The same for reads on a device; `configure_device` fills them in. */
 #define DEVICE_FIELDS(X)                                                                                              \
     X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream)             \
-    X(Lane, _batch) X(Lane, _came) X(Lane, _due) X(Lane, _last) X(Lane, _most) X(Lane, _most_waiting)                 \
-    X(Lane, _partials_at) X(Lane, _pending) X(Lane, _seen) X(Lane, _together) X(Lane, _used) X(Lane, _waiting)        \
+    X(Lane, _batch) X(Lane, _most)                 \
+    X(Lane, _partials_at) X(Lane, _pending) X(Lane, _together) X(Lane, _used) X(Lane, _waiting)        \
     X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch) X(BatchRead, _memory)                    \
     X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights)                           \
     X(PreparedLaunch, packed) X(PieceCounters, _now) X(PieceCounters, _next) X(PieceCounters, _sure)                  \
@@ -148,9 +149,25 @@ static int flag(PyObject *owner, PyObject *name)
     return result;
 }
 
+/* Python's comparison runs through a dozen functions, and hooks compare names and counts only. */
 static int is_equal(PyObject *left, PyObject *right)
 {
-    return left == right ? 1 : PyObject_RichCompareBool(left, right, Py_EQ);
+    if (left == right) {
+        return 1;
+    }
+    if (PyUnicode_CheckExact(left) && PyUnicode_CheckExact(right) && PyUnicode_CHECK_INTERNED(left) &&
+        PyUnicode_CHECK_INTERNED(right)) {
+        return 0;
+    }
+    if (PyLong_CheckExact(left) && PyLong_CheckExact(right)) {
+        int left_overflow, right_overflow;
+        long long left_value = PyLong_AsLongLongAndOverflow(left, &left_overflow);
+        long long right_value = PyLong_AsLongLongAndOverflow(right, &right_overflow);
+        if (!left_overflow && !right_overflow) {
+            return left_value == right_value;
+        }
+    }
+    return PyObject_RichCompareBool(left, right, Py_EQ);
 }
 
 /* An attribute that is an address or a count. */

@@ -134,15 +134,10 @@ typedef struct {
 
 /* --- rows ------------------------------------------------------------------------------------------------------------ */
 /* Count a tensor, as `Lane.submit` does. */
-static int count_tensor(const Sighting *seen, long long *came, long long *bytes)
+static void count_tensor(const Sighting *seen)
 {
-    PyObject *lane = seen->lane;
-    if (get_count(GET(Lane, lane, _came), came) || get_count(GET(Lane, lane, _seen), bytes)) {
-        return -1;
-    }
-    ++*came;
-    *bytes += seen->nbytes;
-    return put_count(&GET(Lane, lane, _came), *came) || put_count(&GET(Lane, lane, _seen), *bytes) ? -1 : 0;
+    seen->waiting->came++;
+    seen->waiting->seen += seen->nbytes;
 }
 
 /* Append the row of a tensor, as `Recorder._record_later` does. */
@@ -198,14 +193,14 @@ static int read_all(PyObject *lane)
 }
 
 /* Read what must not wait any longer, as `Lane.submit` does. */
-static int read_due(const Sighting *seen, long long came, long long bytes)
+static int read_due(const Sighting *seen)
 {
-    long long last, due;
-    if ((seen->waiting->count == most_together && read_all(seen->lane)) || get_count(GET(Lane, seen->lane, _last), &last) ||
-        get_count(GET(Lane, seen->lane, _due), &due)) {
+    const WaitingTensors *waiting = seen->waiting;
+    if (waiting->count == most_together && read_all(seen->lane)) {
         return -1;
     }
-    return came >= last || bytes >= due ? effect(PyObject_CallMethodNoArgs(seen->lane, s__read_due)) : 0;
+    int is_due = waiting->came >= waiting->last || waiting->seen >= waiting->due;
+    return is_due ? effect(PyObject_CallMethodNoArgs(seen->lane, s__read_due)) : 0;
 }
 
 /* Record a tensor that the step has shown before. It has the result of that sighting, unless that was missed: whether it
@@ -214,7 +209,7 @@ static int record_known(const Sighting *seen)
 {
     const int64_t *ticket = seen->entries->tickets + seen->token.row * TICKET;
     PyObject *batch = PyList_GET_ITEM(seen->entries->batches, ticket[0]), *missed = GET(Batch, batch, missed);
-    long long number_there = ticket[1], came, bytes;
+    long long number_there = ticket[1];
     if (PySet_GET_SIZE(missed)) {
         PyObject *key = PyLong_FromLongLong(number_there);
         int gone = key == NULL ? -1 : PySet_Contains(missed, key);
@@ -223,31 +218,28 @@ static int record_known(const Sighting *seen)
             return gone < 0 ? -1 : 0;
         }
     }
-    return count_tensor(seen, &came, &bytes) || append_row(seen, batch, number_there, SAME) || read_due(seen, came, bytes)
-               ? -1
-               : 1;
+    count_tensor(seen);
+    return append_row(seen, batch, number_there, SAME) || read_due(seen) ? -1 : 1;
 }
 
 /* Let a tensor wait, as `Lane._defer` does, and record it. */
 static int record_later(const Sighting *seen, PyObject *bound)
 {
-    long long came, bytes, delay = LLONG_MAX, most, last, number_there, version;
-    if (count_tensor(seen, &came, &bytes) || (!seen->state && get_count(GET(ReadSlot, bound, safe_delay), &delay)) ||
-        get_count(GET(Lane, seen->lane, _most_waiting), &most) || get_count(GET(Lane, seen->lane, _last), &last)) {
+    long long delay = LLONG_MAX, number_there;
+    WaitingTensors *waiting = seen->waiting;
+    if (!seen->state && get_count(GET(ReadSlot, bound, safe_delay), &delay)) {
         return -1;
     }
-    PyObject *alias = alias_of(seen->tensor);
-    /* Below autograd, as in compiled code, the alias may have a version of its own. */
-    if (alias == NULL || version_of(alias, &version) || next_result(seen->batch, &number_there)) {
-        Py_XDECREF(alias);
-        return -1;
-    }
-    Waiting *one = next_waiting(seen->waiting, seen->token.address);
+    count_tensor(seen);
+    Waiting *one = next_waiting(waiting, seen->token.address);
     if (one == NULL) {
-        Py_DECREF(alias);
         return -1;
     }
-    one->tensor = alias;
+    if (keep_memory(one, seen->tensor, seen->token.version) || next_result(seen->batch, &number_there)) {
+        drop_waiting(one);
+        waiting->count--;
+        return -1;
+    }
     put(&one->kind, seen->kind);
     put(&one->bound, bound);
     if (!seen->state) {
@@ -256,10 +248,9 @@ static int record_later(const Sighting *seen, PyObject *bound)
         one->token.row = PyList_GET_SIZE(seen->entries->slots);
     }
     one->number = number_there;
-    one->version = version;
-    one->came = came;
-    one->last = later(came, delay);
-    one->due = later(bytes, most);
+    one->came = waiting->came;
+    one->last = later(waiting->came, delay);
+    one->due = later(waiting->seen, waiting->most);
     one->base = base_of(seen);
     if (!seen->state && seen->entries->waiting != seen->waiting) {
         if (seen->entries->waiting != NULL && make_all_known(seen->entries->waiting)) {
@@ -267,18 +258,15 @@ static int record_later(const Sighting *seen, PyObject *bound)
         }
         put((PyObject **)&seen->entries->waiting, (PyObject *)seen->waiting);
     }
-    if ((one->last < last && put_count(&GET(Lane, seen->lane, _last), one->last)) ||
-        append_row(seen, seen->batch, number_there, NEW)) {
-        return -1;
-    }
-    return read_due(seen, came, bytes) ? -1 : 1;
+    waiting->last = one->last < waiting->last ? one->last : waiting->last;
+    return append_row(seen, seen->batch, number_there, NEW) || read_due(seen) ? -1 : 1;
 }
 
 /* Read a tensor at once, and record it, if tensors like it were read before. */
 static int record_now(Sighting *seen)
 {
     Work work;
-    long long came, bytes, size;
+    long long size;
     if (get_count(GET(Batch, seen->batch, size), &size) ||
         fill_work(&work, seen->kind, size, seen->token.address, 0, base_of(seen))) {
         return -1;
@@ -287,10 +275,10 @@ static int record_now(Sighting *seen)
     if (is < 1) {
         return is;
     }
-    if (storage_of(seen->tensor, &seen->token.storage) || count_tensor(seen, &came, &bytes) ||
-        next_result(seen->batch, &size)) {
+    if (storage_of(seen->tensor, &seen->token.storage) || next_result(seen->batch, &size)) {
         return -1;
     }
+    count_tensor(seen);
     if (launch_works(seen->lane, seen->batch, &work, 1)) {
         miss_results(seen->batch, &work, 1);
         return -1;
@@ -299,7 +287,7 @@ static int record_now(Sighting *seen)
         return -1;
     }
     seen->token.row = PyList_GET_SIZE(seen->entries->slots) - 1;
-    return remember_tensor(seen->entries, &seen->token, seen->tensor) || read_due(seen, came, bytes) ? -1 : 1;
+    return remember_tensor(seen->entries, &seen->token, seen->tensor) || read_due(seen) ? -1 : 1;
 }
 
 

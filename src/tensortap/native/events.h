@@ -2,20 +2,37 @@
 
 #pragma once
 
+#include "hook_lock.h"
 #include "taker.h"
 #include "templates.h"
 
+/* A call in progress. All objects are new references; those without gradients of inputs to watch have no `edges`. */
+typedef struct {
+    PyObject *planned, *mark, *edges;
+    Py_ssize_t first; /* of its inputs */
+} OpenCall;
+
+typedef struct {
+    const PyObject *tensor; /* only its address: the call keeps it alive */
+    long long version;
+} InputVersion;
+
 typedef struct {
     PyObject_HEAD
-    PyObject *work, *arguments, *records_gradients, *recomputing, *versions, *version, *on_gradient, *graph_task;
+    PyObject *work, *arguments, *records_gradients, *recomputing, *version, *on_gradient, *graph_task;
     PyObject *partial, *watch_view; /* the latter is NULL where views are not watched in C */
-    PyObject *guard, *lock;
+    PyObject *guard;
+    HookLock *lock;
     PyObject *take, *hooks, *step;
     PyObject *placed; /* hooks on gradients that `tensor_access` placed in this step; NULL if there are none */
-    PyObject *events, *open;
+    PyObject *events;
+    OpenCall *open;
+    InputVersion *inputs; /* of all open calls */
+    Py_ssize_t depth, open_room, inputs_count, inputs_room;
     Plain plain;
     Py_ssize_t at;
     char watches_outputs, watches_inputs, checks_reach, following;
+    char holds_calls;     /* whether it holds `calls` of `module_calls.h` */
     char has_torch_hooks; /* whether tensors keep hooks as torch's do */
     char accesses;        /* whether `tensor_access` answers for the framework */
 } Follower;
@@ -102,55 +119,106 @@ static int reached_as(PyObject *flags, PyObject *tensors)
     return same;
 }
 
-/* The version of each tensor by its id, as `Framework.versions` returns it. */
-static PyObject *versions_of(Follower *self, PyObject *tensors)
+/* The version of a tensor, as `Framework.version` returns it. */
+static int known_version(Follower *self, PyObject *tensor, long long *version)
 {
-    PyObject *found = PyDict_New();
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(tensors); i++) {
-        PyObject *tensor = PyList_GET_ITEM(tensors, i);
-        long long number_now;
-        PyObject *version = version_of(tensor, &number_now) ? NULL : PyLong_FromLongLong(number_now), *id = NULL;
-        if (version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-            PyErr_Clear();
-            Py_DECREF(found);
-            return PyObject_CallFunctionObjArgs(self->versions, tensors, NULL);
-        }
-        if (version == NULL || (id = PyLong_FromVoidPtr(tensor)) == NULL || PyDict_SetItem(found, id, version)) {
-            Py_CLEAR(found);
-        }
-        Py_XDECREF(version);
-        Py_XDECREF(id);
-    }
-    return found;
-}
-
-/* Whether a tensor is among the inputs with the version that it had. */
-static int is_unchanged(Follower *self, PyObject *inputs, PyObject *tensor)
-{
-    if (!PyDict_GET_SIZE(inputs)) {
+    int64_t found;
+    if (is_accessible(tensor) && tensor_access->version(tensor, &found)) {
+        *version = found;
         return 0;
     }
-    PyObject *id = PyLong_FromVoidPtr(tensor);
-    PyObject *before = id == NULL ? NULL : PyDict_GetItemWithError(inputs, id);
-    Py_XDECREF(id);
-    if (before == NULL) {
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    int64_t version;
-    PyObject *now = is_accessible(tensor) && tensor_access->version(tensor, &version)
-                        ? PyLong_FromLongLong(version)
-                        : PyObject_CallFunctionObjArgs(self->version, tensor, NULL);
-    int same = now == NULL ? -1 : PyObject_RichCompareBool(before, now, Py_EQ);
+    PyObject *now = PyObject_CallFunctionObjArgs(self->version, tensor, NULL);
+    int failed = now == NULL || get_count(now, version);
     Py_XDECREF(now);
-    return same;
+    return failed ? -1 : 0;
+}
+
+
+/* --- open calls ------------------------------------------------------------------------------------------------------ */
+/* Make room for one more item of an array. */
+static int make_room(void **array, Py_ssize_t count, Py_ssize_t *room, size_t each)
+{
+    if (count < *room) {
+        return 0;
+    }
+    Py_ssize_t wanted = *room ? 2 * *room : 64;
+    void *grown = PyMem_Realloc(*array, (size_t)wanted * each);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *array = grown;
+    *room = wanted;
+    return 0;
+}
+
+static int add_inputs(Follower *self, PyObject *tensors)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, i);
+        long long version;
+        if (known_version(self, tensor, &version) ||
+            make_room((void **)&self->inputs, self->inputs_count, &self->inputs_room, sizeof *self->inputs)) {
+            return -1;
+        }
+        self->inputs[self->inputs_count++] = (InputVersion){tensor, version};
+    }
+    return 0;
+}
+
+/* Add a call that begins. It takes over `mark` and `edges`. */
+static int add_open(Follower *self, PyObject *planned, PyObject *mark, PyObject *edges, Py_ssize_t first)
+{
+    if (make_room((void **)&self->open, self->depth, &self->open_room, sizeof *self->open)) {
+        Py_XDECREF(mark);
+        Py_XDECREF(edges);
+        return -1;
+    }
+    self->open[self->depth++] = (OpenCall){Py_NewRef(planned), mark, edges, first};
+    return 0;
+}
+
+/* Remove the newest call; its references go to the caller. */
+static OpenCall take_open(Follower *self)
+{
+    OpenCall open = self->open[--self->depth];
+    self->inputs_count = open.first;
+    return open;
+}
+
+static void drop_open(OpenCall *open)
+{
+    Py_CLEAR(open->planned);
+    Py_CLEAR(open->mark);
+    Py_CLEAR(open->edges);
+}
+
+static void drop_all_open(Follower *self)
+{
+    while (self->depth) {
+        OpenCall open = take_open(self);
+        drop_open(&open);
+    }
+}
+
+/* Whether a tensor is among the inputs of the newest call, with the version that it had. */
+static int is_unchanged(Follower *self, PyObject *tensor)
+{
+    for (Py_ssize_t i = self->open[self->depth - 1].first; i < self->inputs_count; i++) {
+        if (self->inputs[i].tensor == tensor) {
+            long long before = self->inputs[i].version, now;
+            return known_version(self, tensor, &now) ? -1 : now == before;
+        }
+    }
+    return 0;
 }
 
 /* Whether the outputs that are inputs, unchanged, are those of the plan. */
-static int unchanged_as(Follower *self, PyObject *unchanged, PyObject *inputs, PyObject *tensors)
+static int unchanged_as(Follower *self, PyObject *unchanged, PyObject *tensors)
 {
     int same = PyList_Check(unchanged) && PyList_GET_SIZE(unchanged) == PyList_GET_SIZE(tensors);
     for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(tensors); i++) {
-        int is = is_unchanged(self, inputs, PyList_GET_ITEM(tensors, i));
+        int is = is_unchanged(self, PyList_GET_ITEM(tensors, i));
         same = is < 0 ? -1 : is == (PyList_GET_ITEM(unchanged, i) == Py_True);
     }
     return same;
@@ -176,7 +244,8 @@ static int note_arguments(Follower *self, PyObject *planned, PyObject *template,
 
 static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject *kwargs)
 {
-    PyObject *planned = next_event(self), *tensors = NULL, *inputs = NULL, *mark = NULL, *edges = NULL, *open = NULL;
+    PyObject *planned = next_event(self), *tensors = NULL, *mark = NULL, *edges = NULL;
+    Py_ssize_t first = self->inputs_count;
     if (planned == NULL || !IS(PlannedCall, planned) || GET(PlannedCall, planned, site) != site || !IS(Site, site)) {
         return 0;
     }
@@ -210,8 +279,8 @@ static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject
         goto done;
     }
     self->at++;
-    inputs = watched && self->watches_outputs ? versions_of(self, tensors) : PyDict_New();
-    if (inputs == NULL) {
+    if (watched && self->watches_outputs && add_inputs(self, tensors)) {
+        self->inputs_count = first;
         goto done;
     }
     if (watched && self->watches_inputs && autograd == Py_True) {
@@ -221,13 +290,13 @@ static int follow_begin(Follower *self, PyObject *site, PyObject *args, PyObject
         Py_XINCREF(edges);
         Py_XDECREF(both);
         if (!split) {
+            self->inputs_count = first;
             goto done;
         }
     }
-    if (mark == NULL && ((mark = PyLong_FromLong(0)) == NULL || (edges = PyTuple_New(0)) == NULL)) {
-        goto done;
-    }
-    if ((open = PyTuple_Pack(4, planned, inputs, mark, edges)) == NULL || PyList_Append(self->open, open)) {
+    int failed = add_open(self, planned, mark, edges, first);
+    mark = edges = NULL;
+    if (failed) {
         goto done;
     }
     if (GET(ModuleCall, call, opens) == Py_True &&
@@ -243,10 +312,8 @@ done:
     Py_DECREF(call);
     Py_DECREF(template);
     Py_XDECREF(tensors);
-    Py_XDECREF(inputs);
     Py_XDECREF(mark);
     Py_XDECREF(edges);
-    Py_XDECREF(open);
     return result;
 }
 
@@ -329,22 +396,17 @@ static int find_base_node(PyObject *view, PyObject **node)
 
 static PyObject *call_gradient_hook(PyObject *hook, PyObject *gradient); /* in `hooks.h` */
 
-/* Place a hook without a Python object on a tensor without other hooks, whose order must not change. */
+/* Place a hook without a Python object, on a tensor that takes one. */
 static int place_quickly(Follower *self, PyObject *tensor, PyObject *hook)
 {
     if (!self->accesses || !is_accessible(tensor)) {
         return 0;
     }
-    PyObject *others = PyObject_GetAttr(tensor, s__backward_hooks);
-    int is = others == NULL ? -1 : others == Py_None;
-    Py_XDECREF(others);
-    if (is == 1 && self->placed == NULL) {
-        if ((self->placed = tensor_access->new_hooks(call_gradient_hook)) == NULL ||
-            PyList_Append(self->hooks, self->placed)) {
-            return -1;
-        }
+    if (self->placed == NULL && ((self->placed = tensor_access->new_hooks(call_gradient_hook)) == NULL ||
+                                 PyList_Append(self->hooks, self->placed))) {
+        return -1;
     }
-    return is == 1 ? tensor_access->place_hook(self->placed, tensor, hook) : is;
+    return tensor_access->place_hook(self->placed, tensor, hook);
 }
 
 /* Call a hook with the gradient of an output, as `GradientHooks.place` has it done, without the Python code of torch's
@@ -355,14 +417,14 @@ static int place_hook(Follower *self, PyObject *tensor, PyObject *hook)
     if (!self->has_torch_hooks || Py_TYPE(hook) != HookType || !is_plain(&self->plain, tensor)) {
         return 0;
     }
+    if ((is = place_quickly(self, tensor, hook))) {
+        return is;
+    }
     if ((is = requires_gradient(tensor)) < 1) {
         return is < 0 ? -1 : 1; /* it gets no gradient */
     }
     if ((is = is_computed(tensor, &is_view)) < 1 || (is_view && self->watch_view == NULL)) {
         return is < 0 ? -1 : 0;
-    }
-    if (!is_view && (is = place_quickly(self, tensor, hook))) {
-        return is;
     }
     PyObject *hooks = hooks_of(tensor), *base_node = NULL, *pop = NULL, *remove = NULL;
     int failed = hooks == NULL || (is_view && find_base_node(tensor, &base_node)) || PyObject_SetItem(hooks, hook, hook);
@@ -407,21 +469,41 @@ static int hook_outputs(Follower *self, PyObject *callbacks, PyObject *unchanged
     return result;
 }
 
+/* Set the mark and the edges of a call that has none. */
+static int complete_open(OpenCall *open)
+{
+    if (open->mark == NULL) {
+        open->mark = PyLong_FromLong(0);
+    }
+    if (open->edges == NULL) {
+        open->edges = PyTuple_New(0);
+    }
+    return open->mark == NULL || open->edges == NULL ? -1 : 0;
+}
+
+static int end_planned(Follower *self, OpenCall *open, PyObject *tensors)
+{
+    return complete_open(open) ||
+                   effect(PyObject_CallMethodObjArgs(self->work, s_end_planned, open->planned, tensors, open->mark,
+                                                     open->edges, NULL))
+               ? -1
+               : 0;
+}
+
 static int follow_end(Follower *self, PyObject *site, PyObject *output)
 {
-    Py_ssize_t depth = PyList_GET_SIZE(self->open);
     PyObject *event = next_event(self), *tensors = NULL;
-    if (depth == 0 || event == NULL) {
+    if (self->depth == 0 || event == NULL) {
         return 0;
     }
-    PyObject *open = PyList_GET_ITEM(self->open, depth - 1), *planned = PyTuple_GET_ITEM(open, 0);
-    PyObject *inputs = PyTuple_GET_ITEM(open, 1), *edges = PyTuple_GET_ITEM(open, 3);
+    PyObject *planned = self->open[self->depth - 1].planned;
+    OpenCall open = {NULL, NULL, NULL, 0};
     if (GET(PlannedCall, planned, end) != event || GET(PlannedCall, planned, site) != site || !IS(PlannedEnd, event)) {
         return 0;
     }
     PyObject *template = GET(PlannedEnd, event, outputs), *unchanged = GET(PlannedEnd, event, unchanged);
     int is, result = -1;
-    Py_INCREF(open); /* it holds the planned call, and that its end */
+    Py_INCREF(planned); /* it holds its end */
     if (template == Py_None) {
         is = (tensors = PyList_New(0)) == NULL ? -1 : 1;
     }
@@ -432,28 +514,25 @@ static int follow_end(Follower *self, PyObject *site, PyObject *output)
         is = reached_as(GET(PlannedEnd, event, reached_outputs), tensors);
     }
     if (is == 1 && self->watches_outputs && GET(PlannedCall, planned, watched) == Py_True) {
-        is = unchanged_as(self, unchanged, inputs, tensors);
+        is = unchanged_as(self, unchanged, tensors);
     }
     if (is < 1) {
         result = is;
         goto done;
     }
     self->at++;
-    if (PyList_SetSlice(self->open, depth - 1, depth, NULL) ||
-        record_all(self, GET(PlannedEnd, event, output_slots), tensors) ||
+    open = take_open(self);
+    if (record_all(self, GET(PlannedEnd, event, output_slots), tensors) ||
         hook_outputs(self, GET(PlannedEnd, event, callbacks), unchanged, tensors)) {
         goto done;
     }
     PyObject *name = GET(Site, site, name);
     int more = GET(PlannedCall, planned, outermost) == Py_True || PyUnicode_GetLength(name) == 0 ||
-               PyObject_IsTrue(edges) == 1;
-    if (more && effect(PyObject_CallMethodObjArgs(self->work, s_end_planned, planned, tensors,
-                                                  PyTuple_GET_ITEM(open, 2), edges, NULL))) {
-        goto done;
-    }
-    result = 1;
+               (open.edges != NULL && PyObject_IsTrue(open.edges) == 1);
+    result = more && end_planned(self, &open, tensors) ? -1 : 1;
 done:
-    Py_DECREF(open);
+    drop_open(&open);
+    Py_DECREF(planned);
     Py_XDECREF(tensors);
     return result;
 }

@@ -13,13 +13,15 @@
    The functions return 1 (done), 0 (not done, nothing changed) or -1 (a Python exception is set). */
 
 #include "collecting.h"
-#include "module_hooks.h"
+#include "module_calls.h"
 #include "unchanged.h"
 
 static PyMethodDef functions[] = {
     {"configure", configure, METH_O, "Take the classes whose objects are used, by name."},
     {"configure_hooks", configure_hooks, METH_VARARGS,
      "Take the classes of module hooks, and a dictionary and name of the flag that a graph is being traced."},
+    {"configure_calls", configure_calls, METH_VARARGS,
+     "Take the function that calls a module, and what continues or fails a call with other hooks."},
     {"configure_views", configure_views, METH_VARARGS, "Take the exchange interface of tensors of these classes."},
     {"configure_access", configure_access, METH_VARARGS,
      "Take a framework's own answers about tensors of these classes, in a capsule; None to ask Python instead."},
@@ -52,6 +54,7 @@ PyMODINIT_FUNC PyInit_following(void)
         (DeviceEntriesType = add_type(module, "DeviceEntries", &device_entries_spec)) == NULL ||
         (WaitingTensorsType = add_type(module, "WaitingTensors", &waiting_spec)) == NULL ||
         (TakerType = add_type(module, "Taker", &taker_spec)) == NULL ||
+        (HookLockType = add_type(module, "HookLock", &hook_lock_spec)) == NULL ||
         (HookType = add_type(module, "Hook", &hook_spec)) == NULL ||
         PyObject_SetAttrString((PyObject *)HookType, "__torch_unserializable__", Py_True) || /* as `_TensorHook` */
         add_type(module, "Follower", &follower_spec) == NULL) {

@@ -20,18 +20,6 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static int add_seconds(PyObject *guard, double seconds)
-{
-    PyObject *after = PyFloat_FromDouble(PyFloat_AsDouble(GET(HookGuard, guard, seconds)) + seconds);
-    if (after == NULL || PyErr_Occurred()) {
-        Py_XDECREF(after);
-        return -1;
-    }
-    put(&GET(HookGuard, guard, seconds), after);
-    Py_DECREF(after);
-    return 0;
-}
-
 static int follow(Hook *self, PyObject *const *args, Py_ssize_t count)
 {
     Follower *follower = self->follower;
@@ -41,7 +29,7 @@ static int follow(Hook *self, PyObject *const *args, Py_ssize_t count)
     }
     switch (self->what) {
     case BEGIN:
-        if (count != 2 || !PyTuple_Check(first) || !PyDict_Check(args[1]) || !PyList_GET_SIZE(follower->open)) {
+        if (count != 2 || !PyTuple_Check(first) || !PyDict_Check(args[1]) || !follower->depth) {
             return 0;
         }
         return follow_begin(follower, self->first, first, args[1]);
@@ -57,24 +45,17 @@ static int follow(Hook *self, PyObject *const *args, Py_ssize_t count)
 /* Follow under the guard: one hook at a time, with its time added up and its errors handled. */
 static int follow_guarded(Hook *self, PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *guard = self->follower->guard, *lock = self->follower->lock;
+    PyObject *guard = self->follower->guard;
+    HookLock *lock = self->follower->lock;
     if (GET(HookGuard, guard, listening) != Py_True) {
         return 0;
     }
     double started = now();
     Py_INCREF(guard);
     Py_INCREF(lock);
-    int result = effect(PyObject_CallMethodNoArgs(lock, s_acquire)) ? -1 : 0;
-    if (!result) {
-        result = follow(self, args, count);
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        int released = effect(PyObject_CallMethodNoArgs(lock, s_release));
-        if (type != NULL) {
-            PyErr_Restore(type, value, trace);
-        }
-        result = released ? -1 : result;
-    }
+    acquire_lock(lock);
+    int result = follow(self, args, count);
+    result = release_lock(lock) ? -1 : result;
     if (result < 0) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
@@ -87,9 +68,7 @@ static int follow_guarded(Hook *self, PyObject *const *args, Py_ssize_t count)
         Py_XDECREF(value);
         Py_XDECREF(trace);
     }
-    if (result > 0 && add_seconds(guard, now() - started)) {
-        result = -1;
-    }
+    lock->seconds += result > 0 ? now() - started : 0;
     Py_DECREF(guard);
     Py_DECREF(lock);
     return result;
@@ -213,6 +192,7 @@ static PyObject *Follower_on_parameter_gradient(Follower *self, PyObject *args)
 }
 
 static PyMethodDef follower_methods[] = {
+    {"forget_open", (PyCFunction)Follower_forget_open, METH_NOARGS, "Forget the calls in progress."},
     {"use", (PyCFunction)Follower_use, METH_O, "Tell what guards the hooks."},
     {"start", (PyCFunction)Follower_start, METH_VARARGS, "Follow the plan in a step."},
     {"before", (PyCFunction)Follower_before, METH_VARARGS, "Return a hook for calls of a module that begin."},

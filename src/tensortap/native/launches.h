@@ -34,12 +34,8 @@ static int fill_work(Work *work, PyObject *kind, long long number_there, long lo
 /* Read a waiting tensor into a work, if it has not changed. */
 static int find_work(const Waiting *waiting, Work *work)
 {
-    long long version, address;
-    if (version_of(waiting->tensor, &version) || current_address(waiting->tensor, &address) ||
-        fill_work(work, waiting->kind, waiting->number, address, waiting->came, waiting->base)) {
-        return -1;
-    }
-    return version == waiting->version && address == waiting->address;
+    int has = fill_work(work, waiting->kind, waiting->number, waiting->address, waiting->came, waiting->base);
+    return has ? -1 : has_stayed(waiting);
 }
 
 /* Find how a tensor is divided; see `BatchRead.shared_out`. */

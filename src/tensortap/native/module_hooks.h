@@ -10,7 +10,8 @@
 static PyTypeObject *BeginHook, *EndHook, *ViewHook;
 static Py_ssize_t CallHook__module, CallHook__report, CallHook__views, ViewHook_tensor, ViewHook_version;
 static PyObject *compiling_flags, *compiling_flag; /* the flag is in a dictionary, under this name */
-static vectorcallfunc interpret;                   /* runs a Python function */
+static PyObject *BeginHook_call, *EndHook_call;
+static vectorcallfunc interpret; /* runs a Python function */
 
 /* The object of a weak reference (a new reference); NULL if it is gone, or if this is none. */
 static PyObject *referent(PyObject *reference)
@@ -71,24 +72,30 @@ static PyObject *call_module_hook(PyObject *function, PyObject *const *args, siz
     return result;
 }
 
-static int replace_call(PyTypeObject *cls)
+static void replace_vectorcall(PyObject *function, vectorcallfunc call)
 {
-    PyObject *function = PyObject_GetAttrString((PyObject *)cls, "__call__");
-    if (function == NULL || !PyFunction_Check(function)) {
-        Py_XDECREF(function);
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = call;
+#endif
+}
+
+/* Replace what runs when hooks of a class are called. The function is held for ever. */
+static int replace_call(PyTypeObject *cls, PyObject **function)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)cls, "__call__");
+    if (found == NULL || !PyFunction_Check(found)) {
+        Py_XDECREF(found);
         PyErr_Format(PyExc_TypeError, "%s.__call__ is not a function", cls->tp_name);
         return -1;
     }
-    PyFunctionObject *known = (PyFunctionObject *)function;
-    if (known->vectorcall != call_module_hook) {
-        interpret = known->vectorcall;
-#if PY_VERSION_HEX >= 0x030C0000
-        PyFunction_SetVectorcall(known, call_module_hook);
-#else
-        known->vectorcall = call_module_hook;
-#endif
+    Py_XSETREF(*function, found);
+    vectorcallfunc before = ((PyFunctionObject *)found)->vectorcall;
+    if (before != call_module_hook) {
+        interpret = before;
+        replace_vectorcall(found, call_module_hook);
     }
-    Py_DECREF(function);
     return 0;
 }
 
@@ -105,7 +112,8 @@ static PyObject *configure_hooks(PyObject *module, PyObject *args)
     Py_INCREF(compiling_flag);
     if (find_field(BeginHook, "_module", &CallHook__module) || find_field(BeginHook, "_report", &CallHook__report) ||
         find_field(BeginHook, "_views", &CallHook__views) || find_field(ViewHook, "tensor", &ViewHook_tensor) ||
-        find_field(ViewHook, "version", &ViewHook_version) || replace_call(BeginHook) || replace_call(EndHook)) {
+        find_field(ViewHook, "version", &ViewHook_version) || replace_call(BeginHook, &BeginHook_call) ||
+        replace_call(EndHook, &EndHook_call)) {
         return NULL;
     }
     Py_RETURN_NONE;

@@ -89,15 +89,20 @@ static int grow_known(DeviceEntries *self)
 }
 
 /* Let later sightings of a tensor refer to a row. The storage's address stays its own until all are released. */
-static int remember_tensor(DeviceEntries *self, KnownTensor *known, PyObject *tensor)
+static int remember(DeviceEntries *self, const KnownTensor *known)
 {
-    if ((self->known * 2 >= self->places && grow_known(self)) || hold_storage(self->references, tensor)) {
+    if (self->known * 2 >= self->places && grow_known(self)) {
         return -1;
     }
     KnownTensor *place = find_place(self, known);
     self->known += !place->storage;
     *place = *known;
     return 0;
+}
+
+static int remember_tensor(DeviceEntries *self, const KnownTensor *known, PyObject *tensor)
+{
+    return hold_storage(self->references, tensor) || remember(self, known) ? -1 : 0;
 }
 
 /* Read a token as `CudaReader.describe` makes it, with the number of its placement. Whether it is one. */

@@ -20,6 +20,11 @@ typedef struct {
     uint64_t byte_offset;
 } View;
 
+/* The memory and the version of a tensor, which outlive it. Both are pointers that `hold` and `release` own. */
+typedef struct {
+    void *storage, *version;
+} HeldMemory;
+
 #define ACCESS_NAME "tensortap.tensor_access"
 
 /* Calls a hook with a gradient, or None; returns None (a new reference), or NULL if an exception is set. */
@@ -32,13 +37,20 @@ typedef struct {
     int (*version)(PyObject *tensor, int64_t *version);
     int (*storage)(PyObject *tensor, int64_t *address);
     int (*weak_storage)(PyObject *tensor, int64_t *reference); /* as `UntypedStorage._weak_ref` */
+    int64_t (*weak_reference)(const HeldMemory *held);         /* the same */
     void (*free_weak_storage)(int64_t reference);
     int (*requires_gradient)(PyObject *tensor);
     int (*is_computed)(PyObject *tensor, int *is_view); /* whether it is no leaf */
-    PyObject *(*alias)(PyObject *tensor); /* with the same memory and version, out of the graph; NULL if there is none */
+    int (*hold)(PyObject *tensor, HeldMemory *held);    /* until it is released */
+    void (*release)(HeldMemory *held);
+    int64_t (*held_version)(const HeldMemory *held);
+    const void *(*held_memory)(const HeldMemory *held);
+    PyObject *(*held_tensor)(const HeldMemory *held, PyObject *dtype, const void *first, int32_t ndim,
+                             const int64_t *shape); /* whose elements are neighbours; may raise */
     int (*records_gradients)(void);
+    int (*is_tracing)(void); /* whether `torch.jit.trace` runs */
     int (*graph_task)(void);                                            /* -1 outside of a backward */
     int (*current_stream)(int32_t device, int32_t *current, int64_t *stream); /* the current device, and its stream's id */
     PyObject *(*new_hooks)(CallHook call); /* hooks on gradients that are removed together, by a call without arguments; may raise */
-    int (*place_hook)(PyObject *hooks, PyObject *tensor, PyObject *hook); /* on a tensor that was computed and is no view */
+    int (*place_hook)(PyObject *hooks, PyObject *tensor, PyObject *hook); /* 0 for leaves, views, and tensors with other hooks */
 } TensorAccess;

@@ -12,6 +12,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
@@ -21,6 +22,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 namespace {
 
@@ -126,22 +128,66 @@ int is_computed(PyObject *object, int *is_view)
     });
 }
 
-PyObject *alias(PyObject *object)
+static_assert(sizeof(c10::Storage) == sizeof(void *) && sizeof(c10::VariableVersion) == sizeof(void *));
+
+const c10::Storage &storage_in(const HeldMemory *held) { return reinterpret_cast<const c10::Storage &>(held->storage); }
+
+const c10::VariableVersion &version_in(const HeldMemory *held)
+{
+    return reinterpret_cast<const c10::VariableVersion &>(held->version);
+}
+
+int hold(PyObject *object, HeldMemory *held)
+{
+    return answer([&] {
+        c10::TensorImpl &tensor = *unpack(object).unsafeGetTensorImpl();
+        if (!is_usual(tensor) || tensor.is_inference()) {
+            return 0;
+        }
+        new (&held->storage) c10::Storage(tensor.unsafe_storage());
+        new (&held->version) c10::VariableVersion(tensor.version_counter());
+        return 1;
+    });
+}
+
+void release(HeldMemory *held)
+{
+    std::destroy_at(reinterpret_cast<c10::VariableVersion *>(&held->version));
+    std::destroy_at(reinterpret_cast<c10::Storage *>(&held->storage));
+}
+
+int64_t held_version(const HeldMemory *held) { return version_in(held).current_version(); }
+
+const void *held_memory(const HeldMemory *held) { return storage_in(held).data(); }
+
+int64_t weak_reference(const HeldMemory *held)
+{
+    return reinterpret_cast<int64_t>(c10::raw::intrusive_ptr::make_weak(storage_in(held).unsafeGetStorageImpl()));
+}
+
+PyObject *held_tensor(const HeldMemory *held, PyObject *dtype, const void *first, int32_t ndim, const int64_t *shape)
 {
     try {
-        c10::TensorImpl *tensor = unpack(object).unsafeGetTensorImpl();
-        if (!is_usual(*tensor) || tensor->is_inference()) {
-            return nullptr;
-        }
-        return THPVariable_Wrap(at::Tensor(tensor->shallow_copy_and_detach(tensor->version_counter(), false)));
+        const auto type = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype *>(dtype)->scalar_type);
+        const c10::Storage &storage = storage_in(held);
+        const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+        at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), type);
+        c10::TensorImpl &made = *tensor.unsafeGetTensorImpl();
+        const auto bytes = static_cast<const char *>(first) - static_cast<const char *>(storage.data());
+        made.set_version_counter(version_in(held));
+        made.set_storage_offset(bytes / static_cast<int64_t>(type.itemsize()));
+        made.set_sizes_contiguous(c10::IntArrayRef(shape, ndim));
+        return THPVariable_Wrap(std::move(tensor));
     }
-    catch (...) {
-        PyErr_Clear();
+    catch (const std::exception &error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
         return nullptr;
     }
 }
 
 int records_gradients() { return c10::GradMode::is_enabled(); }
+
+int is_tracing() { return torch::jit::tracer::isTracing(); }
 
 int graph_task() { return torch::autograd::get_current_graph_task_id(); }
 
@@ -162,6 +208,18 @@ struct Hooks {
     std::vector<PyObject *> held; // `GradientHook`s borrow these
 };
 
+// Holds the interpreter lock. pybind11's own looks its state up in several places.
+class InterpreterLock {
+  public:
+    InterpreterLock() : state(PyGILState_Ensure()) {}
+    ~InterpreterLock() { PyGILState_Release(state); }
+    InterpreterLock(const InterpreterLock &) = delete;
+    InterpreterLock &operator=(const InterpreterLock &) = delete;
+
+  private:
+    PyGILState_STATE state;
+};
+
 // A hook on an output of a node. Torch's own for Python's hooks make a dictionary, a list and a tuple for each of them.
 class GradientHook : public torch::autograd::FunctionPreHook {
   public:
@@ -173,14 +231,16 @@ class GradientHook : public torch::autograd::FunctionPreHook {
     torch::autograd::variable_list operator()(const torch::autograd::variable_list &gradients) override
     {
         if (placed->load(std::memory_order_relaxed)) {
-            pybind11::gil_scoped_acquire lock;
+            const InterpreterLock lock;
             if (placed->load()) { // it is set to false under the same lock
-                const auto held = pybind11::reinterpret_borrow<pybind11::object>(hook);
-                const auto gradient =
-                    pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(gradients.at(output)));
-                if (!gradient || !pybind11::reinterpret_steal<pybind11::object>(call(held.ptr(), gradient.ptr()))) {
+                PyObject *gradient = THPVariable_Wrap(gradients.at(output)), *held = Py_NewRef(hook);
+                PyObject *none = gradient == nullptr ? nullptr : call(held, gradient);
+                Py_XDECREF(gradient);
+                Py_DECREF(held);
+                if (none == nullptr) {
                     throw python_error();
                 }
+                Py_DECREF(none);
             }
         }
         return gradients;
@@ -275,8 +335,12 @@ int place_hook(PyObject *group, PyObject *object, PyObject *hook)
     return answer([&] {
         auto &hooks = *reinterpret_cast<Hooks *>(group);
         const at::Tensor &tensor = unpack(object);
+        const auto *others = reinterpret_cast<THPVariable *>(object)->backward_hooks; // their order must not change
+        if (others != nullptr || tensor.is_view() || !hooks.placed->load()) {
+            return 0;
+        }
         const auto &node = tensor.grad_fn();
-        if (node == nullptr || !hooks.placed->load()) {
+        if (node == nullptr) {
             return 0;
         }
         hooks.held.reserve(hooks.held.size() + 1); // before anything is placed
@@ -286,8 +350,9 @@ int place_hook(PyObject *group, PyObject *object, PyObject *hook)
     });
 }
 
-TensorAccess functions = {view,        version, storage,           weak_storage, free_weak_storage, requires_gradient,
-                          is_computed, alias,   records_gradients, graph_task,   current_stream,    new_hooks,
+TensorAccess functions = {view,           version,      storage,     weak_storage, weak_reference, free_weak_storage,
+                          requires_gradient, is_computed,  hold,        release,      held_version,   held_memory,
+                          held_tensor,    records_gradients, is_tracing, graph_task,   current_stream, new_hooks,
                           place_hook};
 
 // --- the graph, for `frameworks.torch.graph`; these functions are called from Python and may raise ---

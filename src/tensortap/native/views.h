@@ -108,21 +108,25 @@ static int storage_of(PyObject *tensor, int64_t *address)
     return failed ? -1 : 0;
 }
 
+/* Append a weak reference to a list. `reference` is a new reference or NULL. */
+static int append_reference(PyObject *references, PyObject *reference)
+{
+    int failed = reference == NULL || PyList_Append(references, reference);
+    Py_XDECREF(reference);
+    return failed ? -1 : 0;
+}
+
 /* Append a weak reference to a tensor's storage: its address stays its own until that is freed. */
 static int hold_storage(PyObject *references, PyObject *tensor)
 {
     int64_t address;
-    PyObject *reference = NULL;
     if (is_accessible(tensor) && tensor_access->weak_storage(tensor, &address)) {
-        reference = PyLong_FromVoidPtr((void *)(intptr_t)address);
+        return append_reference(references, PyLong_FromVoidPtr((void *)(intptr_t)address));
     }
-    else {
-        PyObject *storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
-        reference = storage == NULL ? NULL : PyObject_CallMethodNoArgs(storage, s__weak_ref);
-        Py_XDECREF(storage);
-    }
-    int failed = reference == NULL || PyList_Append(references, reference);
-    Py_XDECREF(reference);
+    PyObject *storage = PyObject_CallMethodNoArgs(tensor, s_untyped_storage);
+    int failed = storage == NULL ||
+                 append_reference(references, PyObject_CallMethodNoArgs(storage, s__weak_ref));
+    Py_XDECREF(storage);
     return failed ? -1 : 0;
 }
 
@@ -147,13 +151,6 @@ static int free_storages(PyObject *references, PyObject *hold)
     Py_XDECREF(free);
     Py_XDECREF(freed);
     return failed ? -1 : 0;
-}
-
-/* A tensor with the same memory, out of the graph (a new reference). */
-static PyObject *alias_of(PyObject *tensor)
-{
-    PyObject *alias = is_accessible(tensor) ? tensor_access->alias(tensor) : NULL;
-    return alias != NULL ? alias : PyObject_CallMethodNoArgs(tensor, s_detach);
 }
 
 /* Whether a view has this dtype. A dtype is learned from the first tensor that has it. */

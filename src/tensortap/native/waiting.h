@@ -4,10 +4,13 @@
 
 #include "rows.h"
 
-#define MOST_WAITING 64
+enum { MOST_WAITING = 64, MOST_DIMS = 64 };
 
 typedef struct {
-    PyObject *tensor, *kind, *bound; /* new references; the tensor is an alias */
+    PyObject *tensor, *kind, *bound; /* new references; the tensor is an alias, and NULL if its memory is held without one */
+    const TensorAccess *access;      /* which holds the memory; NULL if there is an alias */
+    HeldMemory held;
+    const void *memory; /* where that begins */
     DeviceEntries *entries;          /* where it becomes known when it is read; NULL if it is known */
     KnownTensor token;               /* without its storage */
     long long number, address, version, came, last, due, base;
@@ -15,6 +18,7 @@ typedef struct {
 
 struct WaitingTensors {
     PyObject_HEAD
+    long long came, seen, last, due, most;
     Py_ssize_t count;
     int64_t addresses[MOST_WAITING]; /* side by side, because they are searched for every tensor */
     Waiting tensors[MOST_WAITING];
@@ -24,6 +28,10 @@ static PyTypeObject *WaitingTensorsType;
 
 static void drop_waiting(Waiting *one)
 {
+    if (one->access != NULL) {
+        one->access->release(&one->held);
+        one->access = NULL;
+    }
     Py_CLEAR(one->tensor);
     Py_CLEAR(one->kind);
     Py_CLEAR(one->bound);
@@ -59,6 +67,67 @@ static Waiting *next_waiting(WaitingTensors *self, int64_t address)
     return one;
 }
 
+/* Keep the memory of a tensor, out of the graph. `version` is that of the tensor. */
+static int keep_memory(Waiting *one, PyObject *tensor, long long version)
+{
+    if (is_accessible(tensor) && tensor_access->hold(tensor, &one->held)) {
+        one->access = tensor_access;
+        one->memory = tensor_access->held_memory(&one->held);
+        one->version = version;
+        return 0;
+    }
+    one->tensor = PyObject_CallMethodNoArgs(tensor, s_detach);
+    /* Below autograd, as in compiled code, the alias may have a version of its own. */
+    return one->tensor == NULL ? -1 : version_of(one->tensor, &one->version);
+}
+
+/* Whether a tensor has not changed since it came. */
+static int has_stayed(const Waiting *one)
+{
+    if (one->access != NULL) {
+        return one->access->held_version(&one->held) == one->version && one->access->held_memory(&one->held) == one->memory;
+    }
+    long long version, address;
+    if (version_of(one->tensor, &version) || current_address(one->tensor, &address)) {
+        return -1;
+    }
+    return version == one->version && address == one->address;
+}
+
+/* A tensor with the memory that is kept (a new reference). */
+static PyObject *tensor_of(const Waiting *one)
+{
+    if (one->access == NULL) {
+        return Py_NewRef(one->tensor);
+    }
+    PyObject *shape = GET(TensorKind, one->kind, shape);
+    int64_t sizes[MOST_DIMS];
+    Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
+    for (Py_ssize_t i = 0; i < ndim && ndim <= MOST_DIMS; i++) {
+        long long size;
+        if (get_count(PyTuple_GET_ITEM(shape, i), &size)) {
+            return NULL;
+        }
+        sizes[i] = size;
+    }
+    if (ndim > MOST_DIMS) {
+        return PyErr_Format(PyExc_AssertionError, "a tensor of %zd dimensions waits", ndim);
+    }
+    return one->access->held_tensor(&one->held, GET(TensorKind, one->kind, dtype), (const void *)(intptr_t)one->address,
+                                    (int32_t)ndim, sizes);
+}
+
+/* Let a row be found by its tensor. */
+static int make_known(Waiting *one)
+{
+    if (one->access == NULL) {
+        return storage_of(one->tensor, &one->token.storage) || remember_tensor(one->entries, &one->token, one->tensor);
+    }
+    one->token.storage = (int64_t)(intptr_t)one->held.storage;
+    PyObject *reference = PyLong_FromVoidPtr((void *)(intptr_t)one->access->weak_reference(&one->held));
+    return append_reference(one->entries->references, reference) || remember(one->entries, &one->token);
+}
+
 static int make_all_known(WaitingTensors *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -66,7 +135,7 @@ static int make_all_known(WaitingTensors *self)
         if (one->entries == NULL || one->entries->released) {
             continue;
         }
-        if (storage_of(one->tensor, &one->token.storage) || remember_tensor(one->entries, &one->token, one->tensor)) {
+        if (make_known(one)) {
             return -1;
         }
         Py_CLEAR(one->entries);
@@ -158,8 +227,9 @@ static PyObject *WaitingTensors_take_all(WaitingTensors *self, PyObject *unused)
     Py_ssize_t count = take_waiting(self, taken);
     for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
         const Waiting *one = &taken[i];
-        PyObject *waiting =
-            PyObject_CallFunction((PyObject *)WaitingTensor, "OOLLLLLOL", one->tensor, one->kind, one->address, one->version,
+        PyObject *tensor = tensor_of(one);
+        PyObject *waiting = tensor == NULL ? NULL :
+            PyObject_CallFunction((PyObject *)WaitingTensor, "NOLLLLLOL", tensor, one->kind, one->address, one->version,
                                   one->came, one->last, one->due, one->bound, one->base);
         PyObject *both = waiting == NULL ? NULL : Py_BuildValue("LO", one->number, waiting);
         if (both == NULL || PyList_Append(found, both)) {
@@ -226,6 +296,19 @@ static void WaitingTensors_dealloc(WaitingTensors *self)
     Py_DECREF(type);
 }
 
+static int WaitingTensors_init(WaitingTensors *self, PyObject *args, PyObject *kwargs)
+{
+    return PyArg_ParseTuple(args, "L", &self->most) ? 0 : -1;
+}
+
+static PyMemberDef waiting_members[] = {
+    {"came", T_LONGLONG, offsetof(WaitingTensors, came), 0, "Number of tensors so far."},
+    {"seen", T_LONGLONG, offsetof(WaitingTensors, seen), 0, "Bytes of all tensors so far."},
+    {"last", T_LONGLONG, offsetof(WaitingTensors, last), 0, "Number of tensors before which none must be read."},
+    {"due", T_LONGLONG, offsetof(WaitingTensors, due), 0, "The same in bytes."},
+    {"most", T_LONGLONG, offsetof(WaitingTensors, most), 0, "Bytes that may come after a tensor before it must be read."},
+    {NULL},
+};
 static PyMethodDef waiting_methods[] = {
     {"add", (PyCFunction)WaitingTensors_add, METH_VARARGS, "Let a tensor wait whose result has this number."},
     {"bounds", (PyCFunction)WaitingTensors_bounds, METH_NOARGS, "Return the tensors and bytes at which one must be read."},
@@ -235,8 +318,11 @@ static PyMethodDef waiting_methods[] = {
     {NULL},
 };
 static PyType_Slot waiting_slots[] = {
-    {Py_tp_doc, "The deferred tensors of a lane, as `frameworks.torch.cuda.waiting` has them."},
+    {Py_tp_doc, "WaitingTensors(most)\n--\n\n"
+                "The deferred tensors of a lane, as `frameworks.torch.cuda.waiting` has them."},
     {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, WaitingTensors_init},
+    {Py_tp_members, waiting_members},
     {Py_tp_methods, waiting_methods},
     {Py_sq_length, WaitingTensors_length},
     {Py_sq_contains, WaitingTensors_contains},

@@ -122,6 +122,10 @@ class Follower:
     def use(self, guard: Callable[..., Any]) -> None:
         """Set the guard of the hooks."""
 
+    def forget_open(self) -> None:
+        """Forget the calls in progress."""
+        self.open.clear()
+
     # --- hooks -------------------------------------------------------------------------------------------------
     def before(self, site: Site, careful: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook for calls of a module that begin. It may follow the plan, or call `careful`."""
@@ -251,6 +255,8 @@ def new_follower(
         return Follower(framework, work, kinds, arguments)
     if (hooks := framework.native_hooks) is not None:
         native.configure_hooks(*hooks)
+        if (calls := framework.module_calls) is not None:
+            native.configure_calls(*calls)
     if (exchange := framework.tensor_exchange) is not None:
         native.configure_views(exchange, framework.plain_tensors)
     return cast(Follower, native.Follower(framework, work, kinds, arguments))

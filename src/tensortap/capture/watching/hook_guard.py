@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["HookGuard"]
+from tensortap.capture import native_classes
+
+__all__ = ["HookGuard", "new_lock"]
+
+
+def new_lock() -> AbstractContextManager[Any]:
+    """Return a lock that one thread may take several times: the quickest that there is for hooks."""
+    native = native_classes.load()
+    return threading.RLock() if native is None else cast(AbstractContextManager[Any], native.HookLock())
 
 
 class HookGuard:
@@ -16,7 +25,7 @@ class HookGuard:
     `native/hooks.h` reads these attributes, and does the same around the hooks that it has.
     """
 
-    __slots__ = ("_deliver", "handle", "interrupt", "listening", "lock", "seconds")
+    __slots__ = ("_deliver", "_seconds", "handle", "interrupt", "listening", "lock")
 
     def __init__(
         self, lock: AbstractContextManager[Any], handle: Callable[[BaseException], None], deliver: Callable[[], None]
@@ -26,11 +35,15 @@ class HookGuard:
         self.handle = handle
         self.listening = False
         """Whether hooks run."""
-        self.seconds = 0.0
-        """The time that hooks have taken."""
+        self._seconds = 0.0
         self.interrupt: BaseException | None = None
         """An interrupt that could not be raised in its hook, until the next point where it can."""
         self._deliver = deliver
+
+    @property
+    def seconds(self) -> float:
+        """The time that hooks have taken."""
+        return self._seconds + getattr(self.lock, "seconds", 0.0)
 
     def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return the hook with its errors caught: an error stops the recording, but not the step that calls the hook.
@@ -51,6 +64,6 @@ class HookGuard:
                 self.handle(error)
                 return None
             finally:
-                self.seconds += time.perf_counter() - started
+                self._seconds += time.perf_counter() - started
 
         return guarded

@@ -85,7 +85,7 @@ class PlannedWatcher(Watcher):
 
     def _drop_step_hooks(self) -> None:
         self._follower.following = False
-        self._follower.open.clear()  # a step that was cut off leaves calls open
+        self._follower.forget_open()  # a step that was cut off leaves calls open
         super()._drop_step_hooks()
 
     def restart(self) -> None:
@@ -122,7 +122,7 @@ class PlannedWatcher(Watcher):
         for (_, call), (_, inputs, mark, edges) in zip(calls, follower.open, strict=True):
             call.inputs, call.mark, call.edges = inputs, mark, edges
         self._logged_calls = [planned for planned, _ in calls]
-        follower.open.clear()
+        follower.forget_open()
 
     def _count_call(self, planned: PlannedCall) -> ModuleCall:
         site, before = planned.site, planned.call

@@ -16,7 +16,7 @@ from tensortap.frameworks.base import AfterCall, BeforeCall, GradientCallback, R
 from tensortap.frameworks.copies import PlainCopies, plain_copies
 from tensortap.frameworks.frames import inside_function
 from tensortap.frameworks.framework_base import FrameworkBase
-from tensortap.frameworks.hooks import CallHook, Detour, NativeHooks, RepeatableHooks
+from tensortap.frameworks.hooks import CallHook, Detour, ModuleCalls, NativeHooks, RepeatableHooks
 from tensortap.frameworks.libraries import loaded_openmp
 from tensortap.frameworks.registered import TensorRegistration, list_registered
 from tensortap.frameworks.torch import environment as torch_environment
@@ -25,6 +25,7 @@ from tensortap.frameworks.torch.changes import module_changes, uses_compiler
 from tensortap.frameworks.torch.exact import TorchExactExecution
 from tensortap.frameworks.torch.gradient_hooks import GradientHooks, ParameterHook, ViewHook
 from tensortap.frameworks.torch.graph import TorchGraph
+from tensortap.frameworks.torch.module_calls import module_calls
 from tensortap.frameworks.torch.optimizers import TorchOptimizers
 from tensortap.frameworks.torch.random_states import random_states
 from tensortap.frameworks.torch.reading import TensorReading
@@ -200,6 +201,10 @@ class Torch(TensorReading, TorchGraph, TorchSubstitution, TorchExactExecution, T
         if vars(torch.compiler).get(_COMPILING_FLAG) is not False:  # an unknown version, or a graph is being traced
             return None
         return NativeHooks(_BeginHook, _EndHook, ViewHook, vars(torch.compiler), _COMPILING_FLAG)
+
+    @property
+    def module_calls(self) -> ModuleCalls | None:
+        return module_calls()
 
     @property
     def watch_view(self) -> Callable[..., Remove]:

@@ -37,8 +37,8 @@ Share = tuple[int, int, int]
 number of halves with one more."""
 
 PARTIAL_BYTES = 1680
-MOST_TOGETHER = 32
-"""Maximum number of tensors in one launch."""
+MOST_TOGETHER = 60
+"""Maximum number of tensors in one launch, whose parameter may have 4 KB."""
 
 _BATCH = 8
 """Rows that half a block reads together."""

@@ -280,6 +280,11 @@ struct Turns {
 
 // The tensor that a piece belongs to; all threads of a warp must call it.
 __device__ __forceinline__ u32 tensor_of(const Work *list, u32 count, u32 piece) {
-    u32 lane = threadIdx.x & 31;
-    return MOST == 1 ? 0 : __popc(__ballot_sync(~0u, lane < count && list[lane].first <= piece)) - 1;
+    if (MOST == 1) return 0;
+    u32 begun = 0;
+#pragma unroll
+    for (u32 k = threadIdx.x & 31; k < (MOST + 31) / 32 * 32; k += 32) {
+        begun += __popc(__ballot_sync(~0u, k < count && list[k].first <= piece));
+    }
+    return begun - 1;
 }

@@ -57,22 +57,17 @@ class Lane:
 
     __slots__ = (
         "_batch",
-        "_came",
         "_counters",
         "_current",
-        "_due",
         "_free",
         "_gpu",
-        "_last",
         "_launch_waiting",
         "_most",
-        "_most_waiting",
         "_partials",
         "_partials_at",
         "_pending",
         "_plans",
         "_results",
-        "_seen",
         "_sent",
         "_stream",
         "_together",
@@ -108,17 +103,9 @@ class Lane:
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[tuple[torch.dtype, bool], BatchRead] = {}
         """The launches for tensors of a dtype, and for those that begin at another row of a whole."""
-        self._waiting = WaitingTensors()
+        self._waiting = WaitingTensors(min(memory // _SHARE_WAITING, _MOST_WAITING))
         self._trials: list[WaitingTensor] = []
         """Tensors that were read at once, and are read again as late as a deferred read may run."""
-        self._came = 0
-        """Number of tensors so far."""
-        self._seen = 0
-        """Bytes of all tensors so far."""
-        self._most_waiting = min(memory // _SHARE_WAITING, _MOST_WAITING)
-        """Bytes that may come after a tensor before it must be read."""
-        self._last, self._due = 0, 0
-        """Number of tensors and of bytes before which no tensor must be read."""
         self._results: list[torch.Tensor] = []
         self._current = 0
         """Index of the results being filled. Earlier ones of a step stay, because later sightings use their probes."""
@@ -131,8 +118,11 @@ class Lane:
     def use(self, native: Any) -> None:
         """Let C code run most deferred reads."""
         self._launch_waiting = native.read_waiting
-        if not len(self._waiting):
-            self._waiting = native.WaitingTensors()
+        before = self._waiting
+        if not len(before):
+            self._waiting = native.WaitingTensors(before.most)
+            for count in ("came", "seen", "last", "due"):
+                setattr(self._waiting, count, getattr(before, count))
 
     def submit(
         self,
@@ -145,15 +135,15 @@ class Lane:
         batch = self._batch
         if batch is None or batch.size == SLOTS:
             batch = self._batch_with_room(1)
-        self._came += 1
-        self._seen += tensor.nbytes
+        self._waiting.came += 1
+        self._waiting.seen += tensor.nbytes
         if known is not None and known.number in known.batch.missed:
             known = None
         if known is not None and known.batch is batch and known.number in self._waiting:
             ticket = CudaTicket(batch, known.number, known.elements, known)
         else:
             ticket = self._read(tensor, address, layout, known, batch)
-        if self._came >= self._last or self._seen >= self._due:
+        if self._waiting.came >= self._waiting.last or self._waiting.seen >= self._waiting.due:
             self._read_due()
         return ticket
 
@@ -167,8 +157,8 @@ class Lane:
         batch = self._batch
         if batch is None or batch.size == SLOTS:
             batch = self._batch_with_room(1)
-        self._came += 1
-        self._seen += kind.nbytes
+        self._waiting.came += 1
+        self._waiting.seen += kind.nbytes
         if known is not None and known.number not in known.batch.missed:
             ticket = CudaTicket(known.batch, known.number, kind.elements, known)
         else:
@@ -178,7 +168,7 @@ class Lane:
             batch.size = number + 1
             if len(self._waiting) == MOST_TOGETHER:
                 self._read_waiting()
-        if self._came >= self._last or self._seen >= self._due:
+        if self._waiting.came >= self._waiting.last or self._waiting.seen >= self._waiting.due:
             self._read_due()
         return ticket
 
@@ -217,10 +207,10 @@ class Lane:
     def _defer(
         self, tensor: torch.Tensor, kind: TensorKind, bound: DeferralBound | DeferralTrial, base: int
     ) -> WaitingTensor:
-        came, due = self._came, self._seen + self._most_waiting
+        came, due = self._waiting.came, self._waiting.seen + self._waiting.most
         last = came + bound.safe_delay
-        if last < self._last:
-            self._last = last
+        if last < self._waiting.last:
+            self._waiting.last = last
         alias = tensor.detach()
         # Below autograd, as in compiled code, it may have a version of its own.
         return WaitingTensor(alias, kind, alias.data_ptr(), alias._version, came, last, due, bound, base)
@@ -244,7 +234,7 @@ class Lane:
 
     def _read_due(self) -> None:
         """Read the tensors that are due. None waits longer than in its trial, during which it did not change."""
-        came, seen = self._came, self._seen
+        came, seen = self._waiting.came, self._waiting.seen
         last, due = self._waiting.bounds()
         if last <= came or due <= seen:
             self._read_waiting()
@@ -256,8 +246,8 @@ class Lane:
     def _update_due(self) -> None:
         last, due = self._waiting.bounds()
         # Later tensors are due even later.
-        self._last = min([last, *(one.last for one in self._trials)])
-        self._due = min([due, self._seen + self._most_waiting, *(one.due for one in self._trials)])
+        self._waiting.last = min([last, *(one.last for one in self._trials)])
+        self._waiting.due = min([due, self._waiting.seen + self._waiting.most, *(one.due for one in self._trials)])
 
     def _read_waiting(self) -> None:
         if (batch := self._batch) is None or self._launch_waiting(self):  # without a batch, nothing waits either
@@ -281,7 +271,7 @@ class Lane:
                 if ticket is not None:
                     found.append((batch.size, one))
                     batch.size += 1
-                one.bound.report_second_read(self._came - one.came, ticket)
+                one.bound.report_second_read(self._waiting.came - one.came, ticket)
             self._read_together(found, batch)
 
     def _read_together(self, waiting: Sequence[tuple[int, WaitingTensor]], batch: Batch) -> None:

@@ -42,9 +42,20 @@ class WaitingTensor:
 
 
 class WaitingTensors:
-    """The deferred tensors of a lane, by the number of their results. `native/waiting.h` is the same in C."""
+    """The deferred tensors of a lane, by the number of their results, and its counts of tensors and of their bytes.
 
-    def __init__(self) -> None:
+    `native/waiting.h` is the same in C.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.came = 0
+        """Number of tensors so far."""
+        self.seen = 0
+        """Bytes of all tensors so far."""
+        self.most = most
+        """Bytes that may come after a tensor before it must be read."""
+        self.last, self.due = 0, 0
+        """Number of tensors and of bytes before which no tensor must be read."""
         self._tensors: dict[int, WaitingTensor] = {}
 
     def __len__(self) -> int:

@@ -1,0 +1,97 @@
+"""What the C code does not do of a call of a module: hooks that are placed during it, and those that see it fail.
+
+`native/module_calls.h` runs a call whose module has no hooks but those of this library, as `torch.nn.Module._call_impl`
+does. Hooks that others place on the module or for all modules while it runs are called from here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.modules import module as _torch
+
+from tensortap.frameworks.hooks import ModuleCalls
+
+__all__ = ["module_calls"]
+
+_KNOWN_NAMES = """
+BackwardHook Exception RuntimeError Tensor _C _WrappedHook _backward_hooks _backward_pre_hooks _forward_hooks
+_forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs
+_get_backward_hooks _get_backward_pre_hooks _get_tracing_state _global_backward_hooks _global_backward_pre_hooks
+_global_forward_hooks _global_forward_hooks_always_called _global_forward_hooks_with_kwargs _global_forward_pre_hooks
+_maybe_warn_non_full_backward_hook _slow_forward add compiler dict forward grad_fn is_compiling isinstance items len
+next register_hook set setup_input_hook setup_output_hook str torch tuple type values warn warnings
+"""
+"""The names that `_call_impl` uses in the versions of torch that the C code imitates."""
+
+
+def module_calls() -> ModuleCalls | None:
+    """Return the functions for the C code; None if this torch's `_call_impl` may do more than the C code knows of."""
+    call = torch.nn.Module._call_impl
+    code = getattr(call, "__code__", None)
+    return (
+        None if code is None or not _names(code).issubset(_KNOWN_NAMES.split()) else ModuleCalls(call, _finish, _fail)
+    )
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _forward_hooks(module: torch.nn.Module) -> Iterator[tuple[Callable[..., Any], bool, bool]]:
+    """Yield each hook, whether it takes keyword arguments, and whether it is always called."""
+    always, with_kwargs = _torch._global_forward_hooks_always_called, _torch._global_forward_hooks_with_kwargs
+    for number, hook in [*_torch._global_forward_hooks.items()]:
+        yield hook, number in with_kwargs, number in always
+    for number, hook in [*module._forward_hooks.items()]:
+        yield hook, number in module._forward_hooks_with_kwargs, number in module._forward_hooks_always_called
+
+
+def _finish(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """Run all forward hooks, and return the result that they leave."""
+    called = set()
+    try:
+        for hook, with_kwargs, _ in [*_forward_hooks(module)]:
+            called.add(id(hook))
+            changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
+            if changed is not None:
+                result = changed
+    except Exception:
+        _call_always(module, args, kwargs, result, called)
+        raise
+    return result
+
+
+def _fail(
+    error: Exception, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ended: bool
+) -> NoReturn:
+    """Raise an error of a call, after the hooks that are always called. `ended`: whether the last one was called."""
+    try:
+        raise error
+    except Exception:
+        if not ended:
+            _call_always(module, args, kwargs, None, set())
+        raise
+
+
+def _call_always(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, called: set[int]
+) -> None:
+    for hook, with_kwargs, always in [*_forward_hooks(module)]:
+        if not always or id(hook) in called:
+            continue
+        try:
+            changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
+        except Exception as error:
+            warnings.warn(
+                f"a forward hook with always_call=True raised {type(error).__name__}: {error}. It is ignored, since "
+                "the module's forward has failed, too",
+                stacklevel=2,
+            )
+        else:
+            result = result if changed is None else changed
