@@ -655,10 +655,30 @@ def test_the_largest_deferred_batch_fits_its_buffers(itemsize: int, processors: 
         assert count * pieces * PARTIAL_BYTES <= torch_lane._PARTIALS, f"{count} tensors of {megabytes} MB"
 
 
-@pytest.mark.parametrize(("gigabytes", "waiting"), [(24, 128 << 20), (150, 800 << 20), (1000, 1 << 30)])
+@pytest.mark.parametrize(("gigabytes", "waiting"), [(24, 128 << 20), (150, 800 << 20), (1000, 9 << 28)])
 def test_how_long_tensors_wait_depends_on_the_devices_memory(new_gpu: Any, gigabytes: int, waiting: int) -> None:
     gpu: Any = fake_gpu.FakeGpu()
-    lane = torch_lane.Lane(gpu, torch.zeros(256), torch.device("cpu"), 0, gigabytes << 30)
+    lane = torch_lane.Lane(gpu, torch.zeros(256), torch.device("cpu"), 0, gigabytes << 30, 0)
     tensor, forever = torch.zeros(8), fake_gpu.Forever()
     lane.submit_deferred(tensor, TensorKind(torch.float32, (8,), "float32", 8, 32), forever, None)
     assert lane._waiting.bounds()[1] == 32 + waiting
+
+
+@pytest.mark.parametrize("language", ["Python", "C", "C++"])
+def test_how_long_tensors_wait_depends_on_free_memory(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    fake_gpu.choose_language(monkeypatch, language)
+    gpu, model = new_gpu(), Blocks(4, nothing)
+    gpu.free = 100 << 30
+    waiting = []
+    with tt.capture(model, tmp_path / "run") as tap:
+        for free in [100, 100, 20, 1, 100]:
+            gpu.free = free << 30
+            model(torch.ones(2, 8)).square().sum().backward()
+            waiting.append(gpu._opened[0]._waiting.most)
+            tap.step()
+    least = (64 << 30) // 192
+    most = torch_lane._MOST_WAITING
+    assert waiting == [most, most, 20 << 26, least, most]
+    assert not tap.notices

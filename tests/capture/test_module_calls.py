@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_gpu import choose_language
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 import tensortap as tt
+from support.fake_gpu import choose_language
 from tensortap.frameworks.torch.module_calls import module_calls
 
 QUICK, BY_TORCH, UNHOOKED = "_wrapped_call_impl", "inner", "_call_impl"

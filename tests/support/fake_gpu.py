@@ -149,6 +149,8 @@ class FakeReader(CudaReader):
         self.tried = self._at_once = 0
         """Number of tensors that were read twice, and at once."""
         self._opened: list[Lane] = []
+        self.free = 0
+        """Bytes of memory that nothing has taken."""
 
     @property
     def waited(self) -> int:
@@ -169,8 +171,12 @@ class FakeReader(CudaReader):
     def _open_lane(self, index: int, stream: int) -> Lane:
         weights = torch.from_numpy(digest_weights().view(np.int32))
         self._gpus[index] = self.gpu, weights
-        self._opened.append(Lane(self.gpu, weights, torch.device("cpu"), stream, memory=64 << 30))
+        self._opened.append(Lane(self.gpu, weights, torch.device("cpu"), stream, memory=64 << 30, free=self.free))
+
         return self._opened[-1]
+
+    def _free_memory(self, index: int) -> int:
+        return self.free
 
     def waiting(self) -> int:
         """Tensors that are held, to be read or read again."""

@@ -39,14 +39,16 @@ __all__ = ["TOO_LARGE", "Lane", "limits"]
 TOO_LARGE = 128 << 20
 """Size in bytes from which a tensor gets a launch of its own, which costs nothing then."""
 
-_PARTIALS = 28 << 20
+_PARTIALS = 32 << 20
 """Bytes for partial results: more than any launch produces."""
 _MOST_PLANS = 4096
 _SHARE_WAITING = 192
 """Divisor of the device's memory for the bytes that may come before a deferred read runs: 745 MiB of 140 GiB. Larger
 launches are faster, but waiting tensors are held although the program may have freed them."""
-_MOST_WAITING = 1 << 30
-"""Upper bound on any device: more would need more memory for partial results."""
+_SHARE_FREE = 16
+"""The same divisor for memory that nothing has taken."""
+_MOST_WAITING = 9 << 28
+"""Upper bound on both. More would need more memory for partial results."""
 
 
 class Lane:
@@ -62,6 +64,7 @@ class Lane:
         "_free",
         "_gpu",
         "_launch_waiting",
+        "_least",
         "_most",
         "_partials",
         "_partials_at",
@@ -81,8 +84,10 @@ class Lane:
         "index",
     )
 
-    def __init__(self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int) -> None:
-        """Allocate the memory. `memory` is that of the device, in bytes."""
+    def __init__(
+        self, gpu: Gpu, weights: torch.Tensor, device: torch.device, stream: int, memory: int, free: int
+    ) -> None:
+        """Allocate the memory. `memory` is that of the device, in bytes, and `free` what nothing has taken of it."""
         self._gpu = gpu
         self._weights = weights
         self._weights_at = weights.data_ptr()
@@ -103,7 +108,8 @@ class Lane:
         self._plans: dict[tuple[torch.dtype, int, Layout | Part], ReadPlan | PartPlan] = {}
         self._together: dict[tuple[torch.dtype, bool], BatchRead] = {}
         """The launches for tensors of a dtype, and for those that begin at another row of a whole."""
-        self._waiting = WaitingTensors(min(memory // _SHARE_WAITING, _MOST_WAITING))
+        self._least = memory // _SHARE_WAITING
+        self._waiting = WaitingTensors(self._most_waiting(free))
         self._trials: list[WaitingTensor] = []
         """Tensors that were read at once, and are read again as late as a deferred read may run."""
         self._results: list[torch.Tensor] = []
@@ -123,6 +129,10 @@ class Lane:
             self._waiting = native.WaitingTensors(before.most)
             for count in ("came", "seen", "last", "due"):
                 setattr(self._waiting, count, getattr(before, count))
+
+    def fit_into(self, free: int) -> None:
+        """Let as many bytes wait from now on as the free memory allows."""
+        self._waiting.most = self._most_waiting(free)
 
     def submit(
         self,
@@ -203,6 +213,9 @@ class Lane:
             batch.send()
         self._sent.append(batch)
         self._batch = None
+
+    def _most_waiting(self, free: int) -> int:
+        return min(max(self._least, free // _SHARE_FREE), _MOST_WAITING)
 
     def _defer(
         self, tensor: torch.Tensor, kind: TensorKind, bound: DeferralBound | DeferralTrial, base: int

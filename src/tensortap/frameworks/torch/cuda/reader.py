@@ -42,6 +42,9 @@ from tensortap.kernels.summary.reference import digest_weights
 
 __all__ = ["CudaReader"]
 
+_PHASES_BETWEEN = 16
+"""Forwards and backwards between two looks at the free memory. The first ones, which take most of it, look each time."""
+
 
 class CudaReader:
     """Reads tensors of any CUDA device and stream. Raises CudaError if kernels cannot be compiled or launched."""
@@ -55,6 +58,7 @@ class CudaReader:
         "_native",
         "_one_stream",
         "_phase",
+        "_phases",
         "lock",
     )
 
@@ -74,6 +78,8 @@ class CudaReader:
         """The C code that runs most deferred reads."""
         self._phase = -1
         """The backward that is running; -1 outside of one."""
+        self._phases = 0
+        """Number of forwards and backwards so far."""
         self._error: Exception | None = None
 
     def describe(self, tensor: torch.Tensor) -> TensorDescription:
@@ -199,8 +205,18 @@ class CudaReader:
         """Flush at the start of a forward or backward, also one inside another."""
         self._flush()
         self._phase = phase
+        self._phases += 1
+        if self._phases < _PHASES_BETWEEN or not self._phases % _PHASES_BETWEEN:
+            for (index, _), lane in self._lanes.items():
+                lane.fit_into(self._free_memory(index))
         if phase != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self._flush_quietly)
+
+    def _free_memory(self, index: int) -> int:
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return 0
+        free, _ = torch.cuda.mem_get_info(index)
+        return int(free)
 
     def _flush(self) -> None:
         for (index, _), lane in self._lanes.items():
@@ -283,7 +299,7 @@ class CudaReader:
             torch.cuda.current_stream(index).synchronize()  # other streams read it, too
             self._gpus[index] = gpu, weights
         gpu, weights = self._gpus[index]
-        return Lane(gpu, weights, device, stream, properties.total_memory)
+        return Lane(gpu, weights, device, stream, properties.total_memory, self._free_memory(index))
 
 
 def _base(place: SlotPlacement | None) -> int:
