@@ -30,12 +30,12 @@ next register_hook set setup_input_hook setup_output_hook str torch tuple type v
 
 
 def module_calls() -> ModuleCalls | None:
-    """Return the functions for the C code; None if this torch's `_call_impl` may do more than the C code knows of."""
+    """Return the functions for the C code; None if `_call_impl` may do what the C code does not know of."""
     call = torch.nn.Module._call_impl
     code = getattr(call, "__code__", None)
-    return (
-        None if code is None or not _names(code).issubset(_KNOWN_NAMES.split()) else ModuleCalls(call, _finish, _fail)
-    )
+    if code is None or code.co_filename != torch.nn.Module.add_module.__code__.co_filename:  # other code replaced it
+        return None
+    return ModuleCalls(call, _finish, _fail) if _names(code).issubset(_KNOWN_NAMES.split()) else None
 
 
 def _names(code: CodeType) -> set[str]:

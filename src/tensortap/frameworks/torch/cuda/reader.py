@@ -43,7 +43,7 @@ from tensortap.kernels.summary.reference import digest_weights
 __all__ = ["CudaReader"]
 
 _PHASES_BETWEEN = 16
-"""Forwards and backwards between two looks at the free memory. The first ones, which take most of it, look each time."""
+"""Forwards and backwards between two looks at the free memory, after the first ones, which take most of it."""
 
 
 class CudaReader:
