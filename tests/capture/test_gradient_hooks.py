@@ -25,6 +25,50 @@ class Doubled(nn.Module):
         return x
 
 
+class Views(nn.Module):
+    """Changes outputs that are views: a linear layer with a bias returns one for three dimensions."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.ReLU(inplace=True) if how == "by a module" else nn.Tanh()
+        self.others = nn.ModuleList(nn.Linear(4, 4) for _ in range(20 if how == "among many" else 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        assert y._is_view()
+        before = y * 2 if how_is(self, "used before") else y
+        for other in self.others:
+            y = y + other(x)
+        if how_is(self, "by code", "used before"):
+            y += 1
+        elif how_is(self, "in part"):
+            y[:, :1].mul_(2)
+        elif how_is(self, "twice"):
+            y += 1
+            self.last(x)
+            y *= 3
+        elif how_is(self, "among many"):
+            made = [other(x) for other in self.others]
+            for each in made:
+                each.mul_(2)
+            y = y + sum(made)
+        elif how_is(self, "never used"):
+            y = self.last(x)
+            self.first(x).add_(1)
+        y = self.act(y)
+        result = self.last(y)
+        return result + before if how_is(self, "used before") else result  # type: ignore[no-any-return]
+
+
+def how_is(model: Views, *names: str) -> bool:
+    return model.how in names
+
+
+HOW = ["not at all", "by a module", "by code", "used before", "in part", "twice", "among many", "never used"]
+
+
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), Doubled(), nn.Linear(4, 4, bias=False), nn.Tanh())
@@ -121,3 +165,57 @@ def test_compiled_autograd_calls_the_hooks(language: str, tmp_path: Path) -> Non
     run = tt.open(tmp_path / "run")
     assert len(gradients(run, 0)) == 6
     assert all(gradients(run, step) == gradients(run, 0) for step in range(1, 5))
+
+
+def sequence(run: Any, step: int) -> list[tuple[Any, ...]]:
+    """The gradients of a step in the order in which they came."""
+    found = [record for record in run.records() if record.key.step == step and record.key.kind == "grad_output"]
+    found.sort(key=lambda record: record.seq)
+    return [(*record.key[3:], record.shape, record.summary.digest) for record in found]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_views_that_change_in_place(language: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    plain, tapped = Views(how), Views(how)
+    tapped.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    with tt.capture(tapped, tmp_path / "run", kinds=("output", "grad_output")) as tap:
+        for _ in range(6):
+            for each in (plain, tapped):
+                each.zero_grad()
+                each(x).square().sum().backward()
+            tap.step()
+    for one, other in zip(tapped.parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+    run = tt.open(tmp_path / "run")
+    first = sequence(run, 0)
+    assert len(first) == (40 if how == "among many" else 4), "only the newest views are looked at"
+    assert "first" in {row[0] for row in first} or how == "never used"
+    for step in range(1, 6):
+        assert sequence(run, step) == first, f"step {step}"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of hooks that its compiler runs outside of the graph
+@pytest.mark.parametrize("language", ["C++", "Python"], indirect=True)
+@pytest.mark.parametrize("how", ["not at all", "by a module", "used before"])
+def test_compiled_autograd_calls_the_hooks_of_views(language: str, how: str, tmp_path: Path) -> None:
+    from torch._dynamo import compiled_autograd
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    tapped, x = Views(how), torch.randn(2, 3, 4)
+    with tt.capture(tapped, tmp_path / "run") as tap:
+        for step in range(5):
+            loss = tapped(x).square().sum()
+            if step < 3:
+                loss.backward()
+            else:
+                with compiled_autograd._enable(torch.compile(backend="eager")):
+                    loss.backward()
+            tap.step()
+    run = tt.open(tmp_path / "run")
+    assert len(gradients(run, 0)) == 4
+    for step in range(1, 5):
+        assert gradients(run, step) == gradients(run, 0), f"step {step}"

@@ -263,8 +263,12 @@ def test_outputs_that_are_views_leave_no_work_to_python(
 ) -> None:
     choose_language(monkeypatch, language)
     placed: list[torch.Tensor] = []
-    place = GradientHooks.place
+    place, watch_view = GradientHooks.place, GradientHooks.watch_view
     monkeypatch.setattr(GradientHooks, "place", lambda self, *args: placed.append(args[0]) or place(self, *args))
+    if language == "C++":
+        monkeypatch.setattr(
+            GradientHooks, "watch_view", lambda self, *args: placed.append(args[0]) or watch_view(self, *args)
+        )
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Tanh())
     assert model[0](torch.randn(2, 4, 6))._is_view()
     with tt.capture(model, tmp_path / "run", kinds=("grad_output",)) as tap:

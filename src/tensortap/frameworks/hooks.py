@@ -99,7 +99,7 @@ class ModuleCalls(NamedTuple):
     result that they leave."""
     fail: Callable[..., NoReturn]
     """Raises an exception after the hooks that are always called. Takes it, the module, positional and keyword
-    arguments, and whether the hook after the call has run."""
+    arguments."""
 
 
 class Detour:

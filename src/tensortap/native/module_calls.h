@@ -44,25 +44,49 @@ static int is_traced(void)
            _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
 }
 
-/* The end of a module's call. */
+/* A call that runs. All objects are references of its own. */
 typedef struct {
-    PyObject *module, *given, *keywords, *ends;
+    PyObject *module, *fields, *given, *keywords, *begins, *ends;
 } Call;
+
+/* Whether a module still has this hook after its forward, and no other. */
+static int ends_alone(const Call *call)
+{
+    return only_hook(call->fields, s__forward_hooks, EndHook, call->module) == call->ends &&
+           has_no_hooks(calls.globals, s__global_forward_hooks);
+}
+
+static PyObject *run_end_hook(const Call *call, PyObject *result)
+{
+    PyObject *args[] = {call->ends, call->module, call->given, call->keywords, result};
+    return call_module_hook(EndHook_call, args, 5, NULL);
+}
 
 /* Pass an exception on, as torch does: hooks that are always called come first. `ended`: whether its own hook was called. */
 static PyObject *fail_call(const Call *call, int ended)
 {
-    PyObject *type, *value, *trace;
+    PyObject *type, *value, *trace, *none = NULL;
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
         return NULL;
     }
     PyErr_Fetch(&type, &value, &trace);
+    if (ended || (ends_alone(call) && (none = run_end_hook(call, Py_None)) != NULL)) {
+        PyErr_Restore(type, value, trace);
+        Py_XDECREF(none);
+        return NULL;
+    }
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) { /* an interrupt in the hook comes first */
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return NULL;
+    }
+    PyErr_Clear();
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace != NULL) {
         PyException_SetTraceback(value, trace);
     }
-    PyObject *none = PyObject_CallFunctionObjArgs(calls.fail, value, call->module, call->given, call->keywords,
-                                                  ended ? Py_True : Py_False, NULL);
+    none = PyObject_CallFunctionObjArgs(calls.fail, value, call->module, call->given, call->keywords, NULL);
     Py_XDECREF(none); /* it always raises */
     Py_XDECREF(type);
     Py_XDECREF(value);
@@ -89,9 +113,9 @@ static int replace_arguments(Call *call, PyObject *changed)
     return 0;
 }
 
-static int run_begin_hook(Call *call, PyObject *begins)
+static int run_begin_hook(Call *call)
 {
-    PyObject *args[] = {begins, call->module, call->given, call->keywords};
+    PyObject *args[] = {call->begins, call->module, call->given, call->keywords};
     PyObject *changed = call_module_hook(BeginHook_call, args, 4, NULL);
     int failed = changed == NULL || (changed != Py_None && replace_arguments(call, changed));
     Py_XDECREF(changed);
@@ -99,42 +123,34 @@ static int run_begin_hook(Call *call, PyObject *begins)
 }
 
 /* Run the hooks after the forward, of which there may be others by now. `result` is consumed. */
-static PyObject *run_end_hook(const Call *call, PyObject *fields, PyObject *result)
+static PyObject *end_call(const Call *call, PyObject *result)
 {
-    if (only_hook(fields, s__forward_hooks, EndHook, call->module) != call->ends ||
-        !has_no_hooks(calls.globals, s__global_forward_hooks)) {
-        PyObject *final =
-            PyObject_CallFunctionObjArgs(calls.finish, call->module, call->given, call->keywords, result, NULL);
+    if (!ends_alone(call)) {
+        PyObject *final = PyObject_CallFunctionObjArgs(calls.finish, call->module, call->given, call->keywords, result, NULL);
         Py_DECREF(result);
         return final;
     }
-    PyObject *args[] = {call->ends, call->module, call->given, call->keywords, result};
-    PyObject *changed = call_module_hook(EndHook_call, args, 5, NULL);
-    if (changed == NULL) {
-        Py_DECREF(result);
-        return fail_call(call, 1);
-    }
+    PyObject *changed = run_end_hook(call, result);
     if (changed == Py_None) {
         Py_DECREF(changed);
         return result;
     }
     Py_DECREF(result);
-    return changed;
+    return changed == NULL ? fail_call(call, 1) : changed;
 }
 
-/* Run a call whose module has these hooks. All objects of `call` are references of its own. */
-static PyObject *run_call(Call *call, PyObject *fields, PyObject *begins)
+static PyObject *run_call(Call *call)
 {
     PyObject *forward = PyObject_GetAttr(call->module, s_forward); /* before any hook may replace it, as in torch */
     if (forward == NULL) {
         return NULL;
     }
     PyObject *result = NULL;
-    if (!run_begin_hook(call, begins)) {
+    if (!run_begin_hook(call)) {
         result = PyObject_Call(forward, call->given, PyDict_GET_SIZE(call->keywords) ? call->keywords : NULL);
     }
     Py_DECREF(forward);
-    return result == NULL ? fail_call(call, 0) : run_end_hook(call, fields, result);
+    return result == NULL ? fail_call(call, 0) : end_call(call, result);
 }
 
 static PyObject *keywords_of(PyObject *names, PyObject *const *values)
@@ -148,38 +164,42 @@ static PyObject *keywords_of(PyObject *names, PyObject *const *values)
     return keywords;
 }
 
+/* Find the two hooks of a module (borrowed). Whether it has no others, and its call is none of a compiler or a tracer. */
+static int find_hooks(PyObject *module, PyObject *fields, PyObject **begins, PyObject **ends)
+{
+    PyObject *globals = calls.globals;
+    return (*begins = only_hook(fields, s__forward_pre_hooks, BeginHook, module)) != NULL &&
+           (*ends = only_hook(fields, s__forward_hooks, EndHook, module)) != NULL &&
+           has_no_hooks(fields, s__backward_hooks) && has_no_hooks(fields, s__backward_pre_hooks) &&
+           has_no_hooks(globals, s__global_forward_hooks) && has_no_hooks(globals, s__global_forward_pre_hooks) &&
+           has_no_hooks(globals, s__global_backward_hooks) && has_no_hooks(globals, s__global_backward_pre_hooks) &&
+           !is_traced();
+}
+
 static PyObject *call_module(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
 {
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     PyObject *module = count > 0 ? args[0] : NULL, *begins = NULL, *ends = NULL;
     PyObject *fields = module == NULL ? NULL : PyObject_GenericGetDict(module, NULL);
-    if (fields != NULL && (begins = only_hook(fields, s__forward_pre_hooks, BeginHook, module)) != NULL &&
-        (ends = only_hook(fields, s__forward_hooks, EndHook, module)) != NULL &&
-        !(has_no_hooks(fields, s__backward_hooks) && has_no_hooks(fields, s__backward_pre_hooks) &&
-          has_no_hooks(calls.globals, s__global_forward_hooks) && has_no_hooks(calls.globals, s__global_forward_pre_hooks) &&
-          has_no_hooks(calls.globals, s__global_backward_hooks) &&
-          has_no_hooks(calls.globals, s__global_backward_pre_hooks) && !is_traced())) {
-        ends = NULL;
-    }
-    if (ends == NULL) {
+    if (fields == NULL || !find_hooks(module, fields, &begins, &ends)) {
         Py_XDECREF(fields);
         PyErr_Clear();
         return calls.interpret(function, args, flags, names);
     }
-    Call call = {Py_NewRef(module), PyTuple_New(count - 1), keywords_of(names, args + count), Py_NewRef(ends)};
+    Call call = {Py_NewRef(module), fields, PyTuple_New(count - 1), keywords_of(names, args + count), Py_NewRef(begins),
+                 Py_NewRef(ends)};
     PyObject *result = NULL;
-    Py_INCREF(begins);
     if (call.given != NULL && call.keywords != NULL) {
         for (Py_ssize_t i = 1; i < count; i++) {
             PyTuple_SET_ITEM(call.given, i - 1, Py_NewRef(args[i]));
         }
-        result = run_call(&call, fields, begins);
+        result = run_call(&call);
     }
-    Py_DECREF(fields);
-    Py_DECREF(begins);
     Py_DECREF(call.module);
+    Py_DECREF(call.fields);
     Py_XDECREF(call.given);
     Py_XDECREF(call.keywords);
+    Py_DECREF(call.begins);
     Py_DECREF(call.ends);
     return result;
 }

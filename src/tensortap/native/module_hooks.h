@@ -63,6 +63,10 @@ static PyObject *call_module_hook(PyObject *function, PyObject *const *args, siz
         PyErr_Clear();
         return interpret(function, args, flags, names);
     }
+    PyObject *placed = ((Hook *)report)->follower->placed;
+    if (placed != NULL && tensor_access != NULL) {
+        tensor_access->check_views(placed);
+    }
     if (PyLong_AsVoidPtr(GET(CallHook, self, _module)) != args[1]) {
         Py_RETURN_NONE; /* the hook of a copy */
     }

@@ -52,5 +52,6 @@ typedef struct {
     int (*graph_task)(void);                                            /* -1 outside of a backward */
     int (*current_stream)(int32_t device, int32_t *current, int64_t *stream); /* the current device, and its stream's id */
     PyObject *(*new_hooks)(CallHook call); /* hooks on gradients that are removed together, by a call without arguments; may raise */
-    int (*place_hook)(PyObject *hooks, PyObject *tensor, PyObject *hook); /* 0 for leaves, views, and tensors with other hooks */
+    int (*place_hook)(PyObject *hooks, PyObject *tensor, PyObject *hook); /* 0 for leaves and tensors with other hooks */
+    void (*check_views)(PyObject *hooks); /* among the tensors of `place_hook`, for views that were changed in place since */
 } TensorAccess;

@@ -201,11 +201,14 @@ int current_stream(int32_t device, int32_t *current, int64_t *stream)
     });
 }
 
-// Hooks on gradients that are removed together. Nodes of a graph may outlive them: what those have then does nothing.
-struct Hooks {
-    PyObject_HEAD CallHook call;
-    std::shared_ptr<std::atomic<bool>> placed;
-    std::vector<PyObject *> held; // `GradientHook`s borrow these
+// A shared pointer of torch's own kind, which depends on its version, and its weak counterpart.
+using NodePointer = std::decay_t<decltype(std::declval<const at::Tensor &>().grad_fn())>;
+template <typename Pointer> struct WeakPointer;
+template <typename Node> struct WeakPointer<std::shared_ptr<Node>> {
+    using type = std::weak_ptr<Node>;
+};
+template <typename Node> struct WeakPointer<c10::intrusive_ptr<Node>> {
+    using type = c10::weak_intrusive_ptr<Node>;
 };
 
 // Holds the interpreter lock. pybind11's own looks its state up in several places.
@@ -220,11 +223,39 @@ class InterpreterLock {
     PyGILState_STATE state;
 };
 
+// What the hooks on a view and on its base share. If the view is changed in place, the gradient of the value before arrives
+// at its base; see `ViewHook` of `frameworks.torch.gradient_hooks`.
+struct ViewState {
+    std::vector<int64_t> shape;
+    bool arrived = false; // at the view
+};
+
+// A view that may be changed in place, and the node of its base.
+struct View {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    uint32_t version;
+    WeakPointer<NodePointer>::type node;
+    size_t output;
+    std::shared_ptr<ViewState> state;
+    PyObject *hook; // borrowed from the `Hooks`
+};
+
+constexpr size_t most_views = 16; // the newest ones are looked at
+
+// Hooks on gradients that are removed together. Nodes of a graph may outlive them: what those have then does nothing.
+struct Hooks {
+    PyObject_HEAD CallHook call;
+    std::shared_ptr<std::atomic<bool>> placed;
+    std::vector<PyObject *> held; // `GradientHook`s borrow these
+    std::vector<View> views;
+};
+
 // A hook on an output of a node. Torch's own for Python's hooks make a dictionary, a list and a tuple for each of them.
 class GradientHook : public torch::autograd::FunctionPreHook {
   public:
-    GradientHook(const Hooks &hooks, PyObject *hook, size_t output)
-        : placed(hooks.placed), call(hooks.call), hook(hook), output(output)
+    // `view`: if it is on a view; `at_base`: on its base instead
+    GradientHook(const Hooks &hooks, PyObject *hook, size_t output, std::shared_ptr<ViewState> view, bool at_base)
+        : placed(hooks.placed), call(hooks.call), hook(hook), output(output), view(std::move(view)), at_base(at_base)
     {
     }
 
@@ -233,9 +264,7 @@ class GradientHook : public torch::autograd::FunctionPreHook {
         if (placed->load(std::memory_order_relaxed)) {
             const InterpreterLock lock;
             if (placed->load()) { // it is set to false under the same lock
-                PyObject *gradient = THPVariable_Wrap(gradients.at(output)), *held = Py_NewRef(hook);
-                PyObject *none = gradient == nullptr ? nullptr : call(held, gradient);
-                Py_XDECREF(gradient);
+                PyObject *held = Py_NewRef(hook), *none = report(gradients.at(output), held);
                 Py_DECREF(held);
                 if (none == nullptr) {
                     throw python_error();
@@ -246,25 +275,97 @@ class GradientHook : public torch::autograd::FunctionPreHook {
         return gradients;
     }
 
+    // Report a gradient, under the interpreter lock.
+    PyObject *report(const at::Tensor &gradient, PyObject *held) const
+    {
+        if (view != nullptr) {
+            const bool arrived = std::exchange(view->arrived, !at_base);
+            if (at_base && (arrived || !gradient.defined())) { // not defined: the view was never used
+                Py_RETURN_NONE;
+            }
+        }
+        PyObject *seen = THPVariable_Wrap(at_base ? gradient.reshape(view->shape) : gradient);
+        PyObject *none = seen == nullptr ? nullptr : call(held, seen);
+        Py_XDECREF(seen);
+        return none;
+    }
+
     // Compiled autograd calls what is placed here. In some versions of torch this is not const.
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) const { add_to(args); }
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) { add_to(args); }
 
   private:
-    void add_to(torch::dynamo::autograd::CompiledNodeArgs &args) const
-    {
-        pybind11::gil_scoped_acquire lock;
-        if (placed->load()) {
-            Py_INCREF(hook); // the object takes over a reference
-            args.add_tensor_pre_hook(c10::SafePyObject(hook, getPyInterpreter()), static_cast<int>(output));
-        }
-    }
+    void add_to(torch::dynamo::autograd::CompiledNodeArgs &args) const;
 
     std::shared_ptr<std::atomic<bool>> placed;
     CallHook call;
     PyObject *hook;
     size_t output;
+    std::shared_ptr<ViewState> view;
+    bool at_base;
 };
+
+// A hook on a view or on its base, as a Python function.
+struct ViewCall {
+    PyObject_HEAD GradientHook *inner;
+    PyObject *hook;
+};
+
+PyTypeObject *view_call_type;
+
+PyObject *call_view(PyObject *self, PyObject *args, PyObject *)
+{
+    const auto &known = *reinterpret_cast<ViewCall *>(self);
+    PyObject *gradient;
+    if (!PyArg_ParseTuple(args, "O", &gradient)) {
+        return nullptr;
+    }
+    try {
+        return known.inner->report(THPVariable_Check(gradient) ? unpack(gradient) : at::Tensor(), known.hook);
+    }
+    catch (const std::exception &error) {
+        return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
+    }
+}
+
+void free_view_call(PyObject *self)
+{
+    auto *known = reinterpret_cast<ViewCall *>(self);
+    PyTypeObject *type = Py_TYPE(self);
+    delete known->inner;
+    Py_XDECREF(known->hook);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+PyType_Slot view_call_slots[] = {
+    {Py_tp_doc, const_cast<char *>("A hook on the gradient of a view, or of its base.")},
+    {Py_tp_call, reinterpret_cast<void *>(call_view)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(free_view_call)},
+    {0, nullptr},
+};
+PyType_Spec view_call_spec = {"tensortap.native.ViewCall", sizeof(ViewCall), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, view_call_slots};
+
+void GradientHook::add_to(torch::dynamo::autograd::CompiledNodeArgs &args) const
+{
+    const InterpreterLock lock;
+    if (!placed->load()) {
+        return;
+    }
+    PyObject *function = Py_NewRef(hook); // the object takes over a reference
+    if (view != nullptr) {
+        auto *made = PyObject_New(ViewCall, view_call_type);
+        if (made == nullptr) {
+            Py_DECREF(function);
+            throw python_error();
+        }
+        made->inner = new GradientHook(*this);
+        made->hook = function;
+        function = reinterpret_cast<PyObject *>(made);
+    }
+    args.add_tensor_pre_hook(c10::SafePyObject(function, getPyInterpreter()), static_cast<int>(output));
+}
 
 PyTypeObject *hooks_type;
 
@@ -275,6 +376,7 @@ PyObject *new_hooks(CallHook call)
         hooks->call = call;
         new (&hooks->placed) auto(std::make_shared<std::atomic<bool>>(true));
         new (&hooks->held) std::vector<PyObject *>();
+        new (&hooks->views) std::vector<View>();
         PyObject_GC_Track(hooks);
     }
     return reinterpret_cast<PyObject *>(hooks);
@@ -284,6 +386,7 @@ int remove_hooks(PyObject *self)
 {
     auto *hooks = reinterpret_cast<Hooks *>(self);
     hooks->placed->store(false);
+    hooks->views.clear();
     std::vector<PyObject *> held;
     held.swap(hooks->held); // freeing one may run any code
     for (PyObject *hook : held) {
@@ -315,6 +418,7 @@ void free_hooks(PyObject *self)
     remove_hooks(self);
     std::destroy_at(&hooks->placed);
     std::destroy_at(&hooks->held);
+    std::destroy_at(&hooks->views);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
@@ -330,22 +434,71 @@ PyType_Slot hooks_slots[] = {
 PyType_Spec hooks_spec = {"tensortap.native.GradientHooks", sizeof(Hooks), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, hooks_slots};
 
+// Whether a view has all elements of its base, in the same order; see `base_of` of `frameworks.torch.graph`.
+bool is_whole(const at::TensorBase &base, const at::TensorBase &view)
+{
+    return base.numel() == view.numel() && ((base.sizes() == view.sizes() && base.strides() == view.strides()) ||
+                                            (base.is_contiguous() && view.is_contiguous()));
+}
+
+// Remember a view, if its gradient may arrive at its base. Returns what its hooks share.
+std::shared_ptr<ViewState> remember_view(Hooks &hooks, const at::Tensor &tensor, PyObject *hook)
+{
+    const at::TensorBase &base = tensor._base();
+    if (!is_whole(base, tensor) || base.grad_fn() == nullptr) {
+        return nullptr;
+    }
+    auto state = std::make_shared<ViewState>();
+    state->shape = tensor.sizes().vec();
+    if (hooks.views.size() == most_views) {
+        hooks.views.erase(hooks.views.begin());
+    }
+    hooks.views.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                           tensor.unsafeGetTensorImpl()->version_counter().current_version(),
+                           WeakPointer<NodePointer>::type(base.grad_fn()), static_cast<size_t>(base.output_nr()), state,
+                           hook});
+    return state;
+}
+
 int place_hook(PyObject *group, PyObject *object, PyObject *hook)
 {
     return answer([&] {
         auto &hooks = *reinterpret_cast<Hooks *>(group);
         const at::Tensor &tensor = unpack(object);
         const auto *others = reinterpret_cast<THPVariable *>(object)->backward_hooks; // their order must not change
-        if (others != nullptr || tensor.is_view() || !hooks.placed->load()) {
+        if (others != nullptr || !hooks.placed->load()) {
             return 0;
         }
-        const auto &node = tensor.grad_fn();
+        const auto &node = tensor.grad_fn(); // a new one, if the memory of a view has changed since its node was made
         if (node == nullptr) {
             return 0;
         }
         hooks.held.reserve(hooks.held.size() + 1); // before anything is placed
-        node->add_tensor_pre_hook(std::make_unique<GradientHook>(hooks, hook, tensor.output_nr()));
+        auto view = tensor.is_view() ? remember_view(hooks, tensor, hook) : nullptr;
+        node->add_tensor_pre_hook(
+            std::make_unique<GradientHook>(hooks, hook, tensor.output_nr(), std::move(view), false));
         hooks.held.push_back(Py_NewRef(hook));
+        return 1;
+    });
+}
+
+void check_views(PyObject *group)
+{
+    auto &hooks = *reinterpret_cast<Hooks *>(group);
+    answer([&] {
+        for (auto view = hooks.views.begin(); view != hooks.views.end();) {
+            const auto tensor = view->tensor.lock();
+            if (tensor && tensor->version_counter().current_version() == view->version) {
+                ++view;
+                continue;
+            }
+            const View gone = std::move(*view);
+            view = hooks.views.erase(view);
+            if (const auto node = tensor ? gone.node.lock() : nullptr) {
+                node->add_tensor_pre_hook(
+                    std::make_unique<GradientHook>(hooks, gone.hook, gone.output, gone.state, true));
+            }
+        }
         return 1;
     });
 }
@@ -353,7 +506,7 @@ int place_hook(PyObject *group, PyObject *object, PyObject *hook)
 TensorAccess functions = {view,           version,      storage,     weak_storage, weak_reference, free_weak_storage,
                           requires_gradient, is_computed,  hold,        release,      held_version,   held_memory,
                           held_tensor,    records_gradients, is_tracing, graph_task,   current_stream, new_hooks,
-                          place_hook};
+                          place_hook,     check_views};
 
 // --- the graph, for `frameworks.torch.graph`; these functions are called from Python and may raise ---
 
@@ -392,9 +545,6 @@ PyObject *gradient_edge(PyObject *, PyObject *tensor)
         return node == nullptr ? nullptr : Py_BuildValue("NI", node, static_cast<unsigned>(edge.input_nr));
     });
 }
-
-// A shared pointer of torch's own kind, which depends on its version.
-using NodePointer = std::decay_t<decltype(std::declval<const at::Tensor &>().grad_fn())>;
 
 // The edges that are searched for, by node. Nodes of Python's functions are known by their Python objects.
 class WantedEdges {
@@ -530,8 +680,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_access", "What the hooks
 
 PyMODINIT_FUNC PyInit_torch_access()
 {
-    hooks_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&hooks_spec)); // held for ever
-    PyObject *module = hooks_type == nullptr ? nullptr : PyModule_Create(&definition);
+    hooks_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&hooks_spec)); // both are held for ever
+    view_call_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&view_call_spec));
+    PyObject *module = hooks_type == nullptr || view_call_type == nullptr ? nullptr : PyModule_Create(&definition);
     PyObject *capsule = module == nullptr ? nullptr : PyCapsule_New(&functions, ACCESS_NAME, nullptr);
     if (capsule == nullptr || PyModule_AddObject(module, "access", capsule)) {
         Py_XDECREF(capsule);

@@ -67,15 +67,12 @@ def _finish(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return result
 
 
-def _fail(
-    error: Exception, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ended: bool
-) -> NoReturn:
-    """Raise an error of a call, after the hooks that are always called. `ended`: whether the last one was called."""
+def _fail(error: Exception, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Raise an error of a call, after the hooks that are always called."""
     try:
         raise error
     except Exception:
-        if not ended:
-            _call_always(module, args, kwargs, None, set())
+        _call_always(module, args, kwargs, None, set())
         raise
 
 
