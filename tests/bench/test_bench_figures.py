@@ -224,9 +224,9 @@ def test_floors_of_a_gpu() -> None:
     assert found["the page cache"] == pytest.approx(1.0)
     assert found["PCIe"] == pytest.approx(20 / 55)
     assert found["launches"] == pytest.approx(2e-3)
-    together = floors("summary", "cuda", 1000, 500, H200)  # up to 32 of them in a launch
+    together = floors("summary", "cuda", 1000, 500, H200)  # up to 60 of them in a launch
     assert [floor.name for floor in together] == ["launches", "reading GPU memory"]
-    assert together[0].seconds == pytest.approx(16 * 4e-6)
+    assert together[0].seconds == pytest.approx(9 * 4e-6)
 
 
 def test_the_faster_way_to_the_disk_counts() -> None:
