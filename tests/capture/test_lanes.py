@@ -682,3 +682,106 @@ def test_how_long_tensors_wait_depends_on_free_memory(
     most = torch_lane._MOST_WAITING
     assert waiting == [most, most, 20 << 26, least, most]
     assert not tap.notices
+
+
+@pytest.mark.parametrize("language", ["Python", "C", "C++"])
+@pytest.mark.parametrize("how", ["freed", "moved"])
+def test_a_tensor_whose_memory_is_freed_or_moved_while_it_waits_is_not_read(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, language: str, how: str
+) -> None:
+    """Offloading and sharding do that, and no version counts it."""
+    fake_gpu.choose_language(monkeypatch, language)
+    kept: list[torch.Tensor] = []
+    read: list[int] = []
+    before: list[int] = []
+    summary_at = fake_gpu.summary_at
+    monkeypatch.setattr(fake_gpu, "summary_at", lambda at, *rest: read.append(at) or summary_at(at, *rest))  # type: ignore[func-returns-value]
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        if now < 4 or number != 7:
+            return x
+        copied, storage = x.detach().clone(), x.untyped_storage()
+        size = storage.nbytes()
+        before.append(x.data_ptr())
+        storage.resize_(0)
+        kept.append(torch.full((4, 8), 7.0))  # takes the memory
+        if how == "freed":
+            return copied
+        storage.resize_(size)
+        x.data.copy_(copied)
+        return x
+
+    new_gpu()
+    torch.manual_seed(0)
+    model, x = Blocks(12, change), torch.randn(4, 8)
+    with tt.capture(model, tmp_path / "run", kinds=("output",), classes="Linear") as tap:
+        for now in range(6):
+            read.clear()
+            model(x)
+            tap.step()
+            tap.flush()
+            assert now != 4 or before[0] not in read
+    found = {record.key.step: record.summary.digest for record in tt.open(tmp_path / "run").records(module="parts.7")}
+    assert found.keys() == {0, 1, 2, 3, 5}
+    assert len({*found.values()}) == 1
+    assert any("parts.7" in notice for notice in tap.notices)
+
+
+class Taught(Blocks):
+    """Changes an output in place, and runs another part in inference mode while it waits."""
+
+    def __init__(self, change: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(12, change)
+        self.teacher = nn.ModuleList(nn.Linear(8, 8) for _ in range(70))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        with torch.inference_mode():
+            y = torch.ones(4, 8)
+            for part in self.teacher:
+                y = torch.tanh(part(y))
+        return result + y.sum().item()
+
+
+@pytest.mark.parametrize("language", ["Python", "C", "C++"])
+def test_tensors_that_wait_may_be_read_in_inference_mode(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    fake_gpu.choose_language(monkeypatch, language)
+
+    def change(number: int, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(0.0) if now >= 4 and number == 7 else x
+
+    with fake_gpu.window(monkeypatch, 3000):
+        new_gpu()
+        model = Taught(change)
+        with tt.capture(model, tmp_path / "run", kinds=("output",)) as tap:
+            for now in range(8):  # noqa: B007  # `change` reads it
+                model(torch.randn(4, 8)).sum().backward()
+                tap.step()
+    assert {record.key.step for record in tt.open(tmp_path / "run").records()} == set(range(8))
+
+
+@pytest.mark.parametrize("language", ["Python", "C", "C++"])
+def test_free_memory_is_looked_at_without_gradients_too(
+    tmp_path: Path, new_gpu: Any, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    fake_gpu.choose_language(monkeypatch, language)
+    monkeypatch.setattr(torch_lane, "_SHARE_WAITING", (64 << 30) // 512)  # at least four outputs may wait
+    gpu, most = new_gpu(), 0
+
+    def look(number: int, x: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, gpu.waiting())
+        return x
+
+    gpu.free = 1 << 30
+    model = Blocks(20, look)
+    with tt.capture(model, tmp_path / "run", kinds=("output",), classes="Linear") as tap:
+        for step in range(60):
+            gpu.free = 1 << 30 if step < 30 else 0
+            most = 0
+            model(torch.randn(4, 8)).sum().backward()
+            tap.step()
+            assert step < 5 or step >= 30 or most > 15, "all that are there"
+    assert 0 < most <= 5

@@ -270,3 +270,25 @@ def test_a_copy_of_a_module_with_its_hooks_is_not_recorded(tmp_path: Path) -> No
         tap.step()
     assert copied.callers == [BY_TORCH]
     assert outputs(tmp_path / "run") == 4
+
+
+def test_an_exception_keeps_its_context(tmp_path: Path) -> None:
+    model = Model()
+
+    def fail(layer: Layer) -> None:
+        layer.register_forward_hook(lambda *_: None)  # by another, so that Python ends the call
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError("too hot")  # noqa: B904
+
+    with tt.capture(model, tmp_path / "run") as tap:
+        train(model, tap)
+        model.layer.during = fail
+        try:
+            raise OSError("outer")
+        except OSError:
+            with pytest.raises(ValueError, match="too hot") as caught:
+                model(torch.ones(2, 4))
+    chain = [caught.value, caught.value.__context__, caught.value.__context__.__context__]  # type: ignore[union-attr]
+    assert [type(each) for each in chain] == [ValueError, KeyError, OSError]

@@ -45,8 +45,8 @@ typedef struct {
     void (*release)(HeldMemory *held);
     int64_t (*held_version)(const HeldMemory *held);
     const void *(*held_memory)(const HeldMemory *held);
-    PyObject *(*held_tensor)(const HeldMemory *held, PyObject *dtype, const void *first, int32_t ndim,
-                             const int64_t *shape); /* whose elements are neighbours; may raise */
+    PyObject *(*held_tensor)(const HeldMemory *held, PyObject *dtype, int64_t offset, int32_t ndim,
+                             const int64_t *shape); /* `offset` bytes into the memory; its elements are neighbours; may raise */
     int (*records_gradients)(void);
     int (*is_tracing)(void); /* whether `torch.jit.trace` runs */
     int (*graph_task)(void);                                            /* -1 outside of a backward */

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -165,17 +166,17 @@ int64_t weak_reference(const HeldMemory *held)
     return reinterpret_cast<int64_t>(c10::raw::intrusive_ptr::make_weak(storage_in(held).unsafeGetStorageImpl()));
 }
 
-PyObject *held_tensor(const HeldMemory *held, PyObject *dtype, const void *first, int32_t ndim, const int64_t *shape)
+PyObject *held_tensor(const HeldMemory *held, PyObject *dtype, int64_t offset, int32_t ndim, const int64_t *shape)
 {
     try {
+        const c10::InferenceMode usual(false); // an inference tensor would have no version
         const auto type = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype *>(dtype)->scalar_type);
         const c10::Storage &storage = storage_in(held);
         const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
         at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), type);
         c10::TensorImpl &made = *tensor.unsafeGetTensorImpl();
-        const auto bytes = static_cast<const char *>(first) - static_cast<const char *>(storage.data());
         made.set_version_counter(version_in(held));
-        made.set_storage_offset(bytes / static_cast<int64_t>(type.itemsize()));
+        made.set_storage_offset(offset / static_cast<int64_t>(type.itemsize()));
         made.set_sizes_contiguous(c10::IntArrayRef(shape, ndim));
         return THPVariable_Wrap(std::move(tensor));
     }
@@ -264,12 +265,10 @@ class GradientHook : public torch::autograd::FunctionPreHook {
         if (placed->load(std::memory_order_relaxed)) {
             const InterpreterLock lock;
             if (placed->load()) { // it is set to false under the same lock
-                PyObject *held = Py_NewRef(hook), *none = report(gradients.at(output), held);
-                Py_DECREF(held);
-                if (none == nullptr) {
+                const auto held = pybind11::reinterpret_borrow<pybind11::object>(hook); // also if an exception passes
+                if (!pybind11::reinterpret_steal<pybind11::object>(report(gradients.at(output), held.ptr()))) {
                     throw python_error();
                 }
-                Py_DECREF(none);
             }
         }
         return gradients;

@@ -113,8 +113,9 @@ static PyObject *tensor_of(const Waiting *one)
     if (ndim > MOST_DIMS) {
         return PyErr_Format(PyExc_AssertionError, "a tensor of %zd dimensions waits", ndim);
     }
-    return one->access->held_tensor(&one->held, GET(TensorKind, one->kind, dtype), (const void *)(intptr_t)one->address,
-                                    (int32_t)ndim, sizes);
+    /* Where it was in the memory then: `has_stayed` in Python must see that the memory has moved. */
+    int64_t offset = one->address - (int64_t)(intptr_t)one->memory;
+    return one->access->held_tensor(&one->held, GET(TensorKind, one->kind, dtype), offset, (int32_t)ndim, sizes);
 }
 
 /* Let a row be found by its tensor. */

@@ -43,21 +43,21 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _forward_hooks(module: torch.nn.Module) -> Iterator[tuple[Callable[..., Any], bool, bool]]:
-    """Yield each hook, whether it takes keyword arguments, and whether it is always called."""
+def _forward_hooks(module: torch.nn.Module) -> Iterator[tuple[int, Callable[..., Any], bool, bool]]:
+    """Yield the number of each hook, the hook, whether it takes keyword arguments, and whether it is always called."""
     always, with_kwargs = _torch._global_forward_hooks_always_called, _torch._global_forward_hooks_with_kwargs
     for number, hook in [*_torch._global_forward_hooks.items()]:
-        yield hook, number in with_kwargs, number in always
+        yield number, hook, number in with_kwargs, number in always
     for number, hook in [*module._forward_hooks.items()]:
-        yield hook, number in module._forward_hooks_with_kwargs, number in module._forward_hooks_always_called
+        yield number, hook, number in module._forward_hooks_with_kwargs, number in module._forward_hooks_always_called
 
 
 def _finish(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Run all forward hooks, and return the result that they leave."""
     called = set()
     try:
-        for hook, with_kwargs, _ in [*_forward_hooks(module)]:
-            called.add(id(hook))
+        for number, hook, with_kwargs, _ in [*_forward_hooks(module)]:
+            called.add(number)
             changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
             if changed is not None:
                 result = changed
@@ -69,9 +69,11 @@ def _finish(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _fail(error: Exception, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """Raise an error of a call, after the hooks that are always called."""
+    context = error.__context__
     try:
         raise error
     except Exception:
+        error.__context__ = context  # that of its own place, not of this one
         _call_always(module, args, kwargs, None, set())
         raise
 
@@ -79,8 +81,8 @@ def _fail(error: Exception, module: torch.nn.Module, args: tuple[Any, ...], kwar
 def _call_always(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, called: set[int]
 ) -> None:
-    for hook, with_kwargs, always in [*_forward_hooks(module)]:
-        if not always or id(hook) in called:
+    for number, hook, with_kwargs, always in [*_forward_hooks(module)]:
+        if not always or number in called:
             continue
         try:
             changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)

@@ -132,7 +132,9 @@ class Lane:
 
     def fit_into(self, free: int) -> None:
         """Let as many bytes wait from now on as the free memory allows."""
-        self._waiting.most = self._most_waiting(free)
+        waiting = self._waiting
+        waiting.most = self._most_waiting(free)
+        waiting.due = min(waiting.due, waiting.seen + waiting.most)
 
     def submit(
         self,

@@ -42,8 +42,9 @@ from tensortap.kernels.summary.reference import digest_weights
 
 __all__ = ["CudaReader"]
 
-_PHASES_BETWEEN = 16
-"""Forwards and backwards between two looks at the free memory, after the first ones, which take most of it."""
+_LOOKS_BETWEEN = 24
+"""Beginnings of forwards and backwards, and ends of steps, between two looks at the free memory. Each of the first ones
+has a look, since the first steps take most of the memory."""
 
 
 class CudaReader:
@@ -55,10 +56,10 @@ class CudaReader:
         "_host_copies",
         "_lane",
         "_lanes",
+        "_looks",
         "_native",
         "_one_stream",
         "_phase",
-        "_phases",
         "lock",
     )
 
@@ -78,8 +79,8 @@ class CudaReader:
         """The C code that runs most deferred reads."""
         self._phase = -1
         """The backward that is running; -1 outside of one."""
-        self._phases = 0
-        """Number of forwards and backwards so far."""
+        self._looks = 0
+        """How often the free memory might have been looked at."""
         self._error: Exception | None = None
 
     def describe(self, tensor: torch.Tensor) -> TensorDescription:
@@ -205,12 +206,15 @@ class CudaReader:
         """Flush at the start of a forward or backward, also one inside another."""
         self._flush()
         self._phase = phase
-        self._phases += 1
-        if self._phases < _PHASES_BETWEEN or not self._phases % _PHASES_BETWEEN:
-            for (index, _), lane in self._lanes.items():
-                lane.fit_into(self._free_memory(index))
+        self._fit_into_memory()
         if phase != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self._flush_quietly)
+
+    def _fit_into_memory(self) -> None:
+        self._looks += 1
+        if self._looks < _LOOKS_BETWEEN or not self._looks % _LOOKS_BETWEEN:
+            for (index, _), lane in self._lanes.items():
+                lane.fit_into(self._free_memory(index))
 
     def _free_memory(self, index: int) -> int:
         if torch._C._cuda_isCurrentStreamCapturing():
@@ -244,6 +248,7 @@ class CudaReader:
                 raise self._error
             for lane in self._lanes.values():
                 lane.end_step()
+            self._fit_into_memory()  # without gradients, no phase begins
 
     def wait(self, tickets: Sequence[CudaTicket]) -> None:
         for batch in TicketColumns.of(tickets).batches:
