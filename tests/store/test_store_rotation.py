@@ -171,6 +171,20 @@ def test_a_reader_never_mixes_two_files(tmp_path: Path) -> None:
         [r.summary.sketch for r in late.records(step=3)]
 
 
+def test_a_file_that_was_replaced_by_a_shorter_one_is_named_so(tmp_path: Path) -> None:
+    ring = Ringed(tmp_path / "run")
+    ring.run(20)
+    late = open_run(tmp_path / "run")
+    assert late.steps[-1] == 19
+    late.source._files.close()
+    ring.run(20)
+    ring.writer.close()
+    index = tmp_path / "run/rank_0/index.arrows"
+    os.truncate(index, index.stat().st_size // 2)
+    with pytest.raises(RunUnreadable, match="replaced meanwhile: open the run again"):
+        [r.summary.sketch for r in late.records(step=19)]
+
+
 def test_a_replaced_run_has_no_leftovers(tmp_path: Path) -> None:
     ring = Ringed(tmp_path / "run")
     ring.run(3)

@@ -141,11 +141,11 @@ class FileSketches(Sketches):
     def _batch(self, number: int) -> Any:
         begin, end = self._batches[number]
         try:
-            size = len(self._head)
-            parts = [self._source.view(self._name, at, stop - at) for at, stop in ((0, size), (begin, end))]
-            if parts[0] != self._head:  # its schema counts the steps that a ring has dropped
+            # First its schema, which counts the steps that a ring has dropped: a new file may be shorter.
+            if self._source.view(self._name, 0, len(self._head)) != self._head:
                 raise RunUnreadable(f"{self._source.address(self._name)} was replaced meanwhile: open the run again.")
-            reader = open_columns(pa.BufferReader(b"".join(parts)), [SCHEMA.get_field_index("sketch")])
+            content = self._head + bytes(self._source.view(self._name, begin, end - begin))
+            reader = open_columns(pa.BufferReader(content), [SCHEMA.get_field_index("sketch")])
             batch = reader.read_next_batch()
             batch.validate(full=True)
         except (OSError, StopIteration, pa.ArrowException) as error:
