@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +37,30 @@ class Views(nn.Module):
         self.others = nn.ModuleList(nn.Linear(4, 4) for _ in range(20 if how == "among many" else 0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
+        how, y = self.how, self.first(x)
         assert y._is_view()
-        before = y * 2 if how_is(self, "used before") else y
+        before = y * 2 if how == "used before" else y
         for other in self.others:
             y = y + other(x)
-        if how_is(self, "by code", "used before"):
+        if how in ("by code", "used before"):
             y += 1
-        elif how_is(self, "in part"):
+        elif how == "in part":
             y[:, :1].mul_(2)
-        elif how_is(self, "twice"):
+        elif how == "twice":
             y += 1
             self.last(x)
             y *= 3
-        elif how_is(self, "among many"):
+        elif how == "among many":
             made = [other(x) for other in self.others]
             for each in made:
                 each.mul_(2)
             y = y + sum(made)
-        elif how_is(self, "never used"):
+        elif how == "never used":
             y = self.last(x)
             self.first(x).add_(1)
         y = self.act(y)
         result = self.last(y)
-        return result + before if how_is(self, "used before") else result  # type: ignore[no-any-return]
-
-
-def how_is(model: Views, *names: str) -> bool:
-    return model.how in names
+        return result + before if how == "used before" else result  # type: ignore[no-any-return]
 
 
 HOW = ["not at all", "by a module", "by code", "used before", "in part", "twice", "among many", "never used"]
@@ -146,23 +143,28 @@ def test_an_exception_in_a_hook_of_the_user_ends_the_backward(language: str, tmp
     assert gradients(tt.open(tmp_path / "run"), 2) == gradients(tt.open(tmp_path / "run"), 0)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of hooks that its compiler runs outside of the graph
-@pytest.mark.parametrize("language", ["C++", "Python"], indirect=True)
-def test_compiled_autograd_calls_the_hooks(language: str, tmp_path: Path) -> None:
+def run_with_compiled_autograd(tapped: nn.Module, loss_of: Callable[[], torch.Tensor], path: Path) -> Any:
+    """Record five steps, of which the last two have a compiled backward."""
     from torch._dynamo import compiled_autograd
 
     torch._dynamo.reset()
-    tapped, x = model(), torch.randn(3, 4)
-    with tt.capture(tapped, tmp_path / "run") as tap:
+    with tt.capture(tapped, path) as tap:
         for step in range(5):
-            loss = tapped(x).sum()
+            loss = loss_of()
             if step < 3:
                 loss.backward()
             else:
                 with compiled_autograd._enable(torch.compile(backend="eager")):
                     loss.backward()
             tap.step()
-    run = tt.open(tmp_path / "run")
+    return tt.open(path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of hooks that its compiler runs outside of the graph
+@pytest.mark.parametrize("language", ["C++", "Python"], indirect=True)
+def test_compiled_autograd_calls_the_hooks(language: str, tmp_path: Path) -> None:
+    tapped, x = model(), torch.randn(3, 4)
+    run = run_with_compiled_autograd(tapped, lambda: tapped(x).sum(), tmp_path / "run")
     assert len(gradients(run, 0)) == 6
     assert all(gradients(run, step) == gradients(run, 0) for step in range(1, 5))
 
@@ -201,21 +203,9 @@ def test_views_that_change_in_place(language: str, how: str, tmp_path: Path, mon
 @pytest.mark.parametrize("language", ["C++", "Python"], indirect=True)
 @pytest.mark.parametrize("how", ["not at all", "by a module", "used before"])
 def test_compiled_autograd_calls_the_hooks_of_views(language: str, how: str, tmp_path: Path) -> None:
-    from torch._dynamo import compiled_autograd
-
-    torch._dynamo.reset()
     torch.manual_seed(0)
     tapped, x = Views(how), torch.randn(2, 3, 4)
-    with tt.capture(tapped, tmp_path / "run") as tap:
-        for step in range(5):
-            loss = tapped(x).square().sum()
-            if step < 3:
-                loss.backward()
-            else:
-                with compiled_autograd._enable(torch.compile(backend="eager")):
-                    loss.backward()
-            tap.step()
-    run = tt.open(tmp_path / "run")
+    run = run_with_compiled_autograd(tapped, lambda: tapped(x).square().sum(), tmp_path / "run")
     assert len(gradients(run, 0)) == 4
     for step in range(1, 5):
         assert gradients(run, step) == gradients(run, 0), f"step {step}"

@@ -63,9 +63,8 @@ static int make_names(void)
 /* The same for reads on a device; `configure_device` fills them in. */
 #define DEVICE_FIELDS(X)                                                                                              \
     X(CudaReader, _lane) X(CudaReader, _one_stream) X(CudaReader, _phase) X(Lane, index) X(Lane, _stream)             \
-    X(Lane, _batch) X(Lane, _most)                 \
-    X(Lane, _partials_at) X(Lane, _pending) X(Lane, _together) X(Lane, _used) X(Lane, _waiting)        \
-    X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch) X(BatchRead, _memory)                    \
+    X(Lane, _batch) X(Lane, _most) X(Lane, _partials_at) X(Lane, _pending) X(Lane, _together) X(Lane, _used)          \
+    X(Lane, _waiting) X(Batch, _address) X(Batch, missed) X(Batch, size) X(BatchRead, _launch) X(BatchRead, _memory)  \
     X(BatchRead, _placed) X(BatchRead, _shares) X(BatchRead, _turns) X(BatchRead, _weights)                           \
     X(PreparedLaunch, packed) X(PieceCounters, _now) X(PieceCounters, _next) X(PieceCounters, _sure)                  \
     X(CudaTicket, batch) X(CudaTicket, number) X(CudaTicket, elements) X(WaitingTensor, tensor)                       \

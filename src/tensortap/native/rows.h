@@ -88,7 +88,7 @@ static int grow_known(DeviceEntries *self)
     return 0;
 }
 
-/* Let later sightings of a tensor refer to a row. The storage's address stays its own until all are released. */
+/* Put a tensor whose storage is held into the table. */
 static int remember(DeviceEntries *self, const KnownTensor *known)
 {
     if (self->known * 2 >= self->places && grow_known(self)) {
@@ -100,6 +100,7 @@ static int remember(DeviceEntries *self, const KnownTensor *known)
     return 0;
 }
 
+/* Let later sightings of a tensor refer to a row. The storage's address stays its own until all are released. */
 static int remember_tensor(DeviceEntries *self, const KnownTensor *known, PyObject *tensor)
 {
     return hold_storage(self->references, tensor) || remember(self, known) ? -1 : 0;

@@ -229,9 +229,10 @@ static PyObject *WaitingTensors_take_all(WaitingTensors *self, PyObject *unused)
     for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
         const Waiting *one = &taken[i];
         PyObject *tensor = tensor_of(one);
-        PyObject *waiting = tensor == NULL ? NULL :
-            PyObject_CallFunction((PyObject *)WaitingTensor, "NOLLLLLOL", tensor, one->kind, one->address, one->version,
-                                  one->came, one->last, one->due, one->bound, one->base);
+        PyObject *waiting = tensor == NULL
+                                ? NULL
+                                : PyObject_CallFunction((PyObject *)WaitingTensor, "NOLLLLLOL", tensor, one->kind, one->address,
+                                                        one->version, one->came, one->last, one->due, one->bound, one->base);
         PyObject *both = waiting == NULL ? NULL : Py_BuildValue("LO", one->number, waiting);
         if (both == NULL || PyList_Append(found, both)) {
             Py_CLEAR(found);
